@@ -31,7 +31,7 @@ from snugfit.phases import listen, phase
 from snugfit.pretend_card.memory import CardMemory
 from snugfit.pretend_card.present import card_present
 from snugfit.recording.replay import replay
-from snugfit.runs.place import place_named
+from snugfit.runs.run_device import run_device
 from snugfit.simulator.given_training import simulate_training
 from snugfit.simulator.session import STEPS
 from snugfit.techniques.batches import map_tensors
@@ -42,7 +42,7 @@ MORE = 8
 PLACE = Place(kind="cuda", card="pretend card", torch_version=torch.__version__, capability=(8, 0))
 SHARES = (90, 80, 70, 60)
 """Percent of the reserved peak; each configuration is tried on a card with all of it, and with one of these, in turn."""
-CARD = place_named("rehearse:a100-40gb")
+CARD = run_device("rehearse:a100-40gb")
 Asked = tuple[str, str, str]
 """Phase, operator and module."""
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from snugfit.fake_device import fake_calls, registration
-from snugfit.fake_device.operator_costs import Cost, cost_of
+from snugfit.fake_device.operator_costs import OperatorCost, cost_of
 from snugfit.fake_device.personality import Personality
 from snugfit.recording.clock import runs_of_step
 from snugfit.recording.trace import OperatorRun, Trace
@@ -68,7 +68,7 @@ def _kept(value: Any) -> Any:
     return value if isinstance(value, int | float | bool | str | None) else str(value)
 
 
-def _numbered_cost(operator: Any, args: Any, kwargs: Any, result: Any, written: Any) -> Cost:
+def _numbered_cost(operator: Any, args: Any, kwargs: Any, result: Any, written: Any) -> OperatorCost:
     """Works a cost out and puts the call's number in the place of `again_bytes`, by which it comes back in the runs."""
     call = Call(str(operator), _kept(args), _kept(list(kwargs.items())), _kept(result), _kept(written))
     number = _numbers.setdefault(call, len(_by_number))
@@ -137,10 +137,10 @@ def trace_of(runs: list[OperatorRun]) -> Trace:
     return Trace(storages=(), workspaces=(), phases=(), kinds=b"", subjects=(), values=(), runs=tuple(runs))
 
 
-_costs: dict[Call, Cost] = {}
+_costs: dict[Call, OperatorCost] = {}
 
 
-def _cost(call: Call) -> Cost:
+def _cost(call: Call) -> OperatorCost:
     if call not in _costs:
         namespace, name, overload = call.operator.split(".")
         operator = getattr(getattr(getattr(torch.ops, namespace), name), overload)

@@ -56,14 +56,12 @@ def predict(name: str, place: Place, pool: Pool) -> dict[str, Any]:
 def _predict_train(request: Request, recipe: Recipe, place: Place, pool: Pool) -> dict[str, Any]:
     """Predicts a run of `snugfit train` for a place that need not be here."""
     from benchmarks.gpu import training_run
-    from snugfit.runs.parts import open_matching_data, with_task
+    from snugfit.runs.job import open_job
     from snugfit.runs.planned import described
     from snugfit.simulator.batch_shapes import skeleton_of
     from snugfit.simulator.given_training import simulate_training
 
-    request, task = with_task(request, download=False)
-    data = open_matching_data(request, download=False)
-    model, batch, arguments = described(request, data, task)
+    model, batch, arguments = described(open_job(request, download=False))
     recording = simulate_training(
         model,
         recipe,

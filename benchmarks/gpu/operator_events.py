@@ -21,7 +21,7 @@ from snugfit import phases, private_torch
 from snugfit.measure.module_path import ModulePath
 from snugfit.private_torch import DirectMode, current_node, summed_in_place
 from snugfit.profiler.temporaries import MARK_BYTES
-from snugfit.profiler.truth import CudaTruth, Truth
+from snugfit.profiler.truth import CpuTruth, CudaTruth
 from snugfit.recording.trace import ALLOC, FREE, MARK, WORKSPACE, Trace
 
 _NO_PHASE = ""
@@ -60,7 +60,7 @@ class OperatorEvents(DirectMode):
         """The training step; the caller counts."""
         self.modules = ModulePath()
         self._sizes: list[int] = []
-        self._truth = CudaTruth(torch.device("cuda", device.index or 0)) if device.type == "cuda" else Truth()
+        self._truth = CudaTruth(torch.device("cuda", device.index or 0)) if device.type == "cuda" else CpuTruth()
         self._truth.take = self._sizes.extend  # type: ignore[method-assign] # every event, not their sums
         self._phases: list[str] = []
         self._marks: list[tuple[int, str, str, str]] = []

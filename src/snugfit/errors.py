@@ -65,6 +65,11 @@ def on_command_line() -> Iterator[None]:
         _ON_COMMAND_LINE.reset(token)
 
 
+def is_on_command_line() -> bool:
+    """Returns whether errors name arguments so here."""
+    return _ON_COMMAND_LINE.get()
+
+
 def option(*given: str) -> str:
     """Returns arguments as they were given: `--run-dir DIR --resume`, or in Python `run_dir and resume`."""
     if _ON_COMMAND_LINE.get():
@@ -133,6 +138,10 @@ class TrainingStopped(KeyboardInterrupt):
         """
         super().__init__(message)
         self.signal = signal
+
+    def __reduce__(self) -> Any:
+        """Pickles it, with arguments that the class takes."""
+        return type(self), (str(self), self.signal)
 
 
 class CannotSimulateError(SnugfitError):

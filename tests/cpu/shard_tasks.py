@@ -18,7 +18,7 @@ from snugfit.ladder_presets import PRESETS
 from snugfit.measure.allocator_events import AllocatorEvents, warm_up
 from snugfit.private_torch.gloo import letting_go
 from snugfit.runs.budget_watch import BudgetWatch
-from snugfit.runs.joining import processes_here
+from snugfit.runs.processes import processes_here
 from snugfit.techniques.batch_share import share_of
 from snugfit.techniques.shard.ranks import check_ranks
 from snugfit.workloads.models import build_model

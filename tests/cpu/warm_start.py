@@ -68,7 +68,7 @@ IMPORTS = {
         "snugfit.measure.host_speeds",
         "snugfit.measure.meter",
         "snugfit.report.train_card",
-        "snugfit.runs.carrying_out",
+        "snugfit.runs.execute",
         "snugfit.runs.given",
         "snugfit.runs.planned",
         "snugfit.runs.text_parts",

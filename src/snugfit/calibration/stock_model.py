@@ -6,7 +6,7 @@ from torch import nn
 _WIDTH, _PATCH, _BLOCKS = 128, 4, 4
 
 
-class Block(nn.Module):
+class ViTBlock(nn.Module):
     """A block of a vision transformer."""
 
     def __init__(self) -> None:
@@ -30,7 +30,7 @@ class Stock(nn.Module):
         self.stem = nn.Sequential(
             nn.Conv2d(3, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(), nn.Conv2d(32, _WIDTH, _PATCH, _PATCH)
         )
-        self.blocks = nn.Sequential(*[Block() for _ in range(_BLOCKS)])
+        self.blocks = nn.Sequential(*[ViTBlock() for _ in range(_BLOCKS)])
         self.norm, self.head = nn.LayerNorm(_WIDTH), nn.Linear(_WIDTH, num_classes)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:

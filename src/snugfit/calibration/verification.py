@@ -15,7 +15,7 @@ from typing import Any
 
 from snugfit.errors import SnugfitError
 from snugfit.measure.fresh import run_json
-from snugfit.runs.run_dir import METRICS
+from snugfit.runs.run_files import METRICS
 
 STEPS = 21
 """Steps of each run: losses are read, and time is taken, after the first and then after every ten."""

@@ -55,19 +55,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns the exit code: 0 done, 2 bad input, 3 does not fit, 4 training failed, 5 cannot be simulated, 130 stopped.
     """
     code = _main(argv)
-    if (joining := sys.modules.get("snugfit.runs.joining")) is not None:  # where a run has several processes
-        joining.end_at_once(code)
+    if (others := sys.modules.get("snugfit.runs.others")) is not None:  # where a run has several processes
+        others.end_at_once(code)
     return code
 
 
-def _main(argv: Sequence[str] | None) -> int:
+@contextlib.contextmanager
+def spoken_to_a_person() -> Iterator[None]:
+    """Context of a command: errors name its options, and notes and warnings are single lines on stderr."""
     with warnings.catch_warnings(), _notes_on_stderr(), on_command_line():
         warnings.simplefilter("default", SnugfitWarning)
         warnings.showwarning = _showing_ours_plainly(warnings.showwarning)
+        yield
+
+
+def _main(argv: Sequence[str] | None) -> int:
+    with spoken_to_a_person():
         try:
-            words = sys.argv[1:] if argv is None else argv
-            args = parse(words)
-            args.words = list(words)
+            args = parse(sys.argv[1:] if argv is None else argv)
             code: int = args.run(args)
             sys.stdout.flush()
         except SnugfitError as error:

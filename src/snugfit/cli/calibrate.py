@@ -18,7 +18,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from snugfit.cli import options, output
+from snugfit.cli import groups, options, output
 from snugfit.device_kinds import CPU, CUDA, REHEARSE
 from snugfit.errors import InputError
 from snugfit.report.console import card
@@ -30,7 +30,7 @@ CHECK_BATCH_SIZE = 8
 class CalibrateOptions:
     """What is measured."""
 
-    device: options.Name
+    device: groups.Name
     """cpu or cuda. Default: cuda where there is one."""
 
 
@@ -54,12 +54,9 @@ def run(args: argparse.Namespace) -> int:
     words = [verification.STOCK, "--image-size", str(verification.STOCK_IMAGE_SIZE), "--device", kind]
     row = verification.verify("plain", {}, words, batch_size=CHECK_BATCH_SIZE, on_line=lambda line: None)
     found["check"] = row
-    if args.json:
-        output.print_json(found)
-    else:
-        output.print_text(card(" ".join(found["identity"].values()), [*_rows(found["speeds"]), *_check(row)]))
-        print(f"kept in {found['path']}")
-    return 0
+    title, kept = " ".join(found["identity"].values()), f"kept in {found['path']}"
+    rows = [*_rows(found["speeds"]), *_check(row)]
+    return output.print_either(found, lambda: f"{card(title, rows)}\n{kept}", as_json=args.json)
 
 
 def device_of(asked: str | None) -> str:

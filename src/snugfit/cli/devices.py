@@ -45,22 +45,21 @@ def run(args: argparse.Namespace) -> int:
     """Prints the table."""
     if args.name is not None:
         known = _known(device_named(args.name))
-        if args.json:
-            output.print_json(known)
-        else:
-            output.print_text(card(known["name"], [(key.replace("_", " "), _text(known[key])) for key in known]))
-        return 0
-    if args.json:
-        output.print_json({"devices": [_plain(device) for device in DEVICES]})
-        return 0
+        rows = [(key.replace("_", " "), _text(known[key])) for key in known]
+        return output.print_either(known, lambda: card(known["name"], rows), as_json=args.json)
+    return output.print_either({"devices": [_plain(device) for device in DEVICES]}, _table, as_json=args.json)
+
+
+def _table() -> str:
     titles = ("name", "memory", "context", "fp32", "tf32", "16-bit", "memory", "link", "vendor's name")
     units = ("", "GiB", "MiB", "TFLOP/s", "TFLOP/s", "TFLOP/s", "GB/s", "GB/s", "")
-    print("\n".join(table([titles, units, *map(_row, DEVICES)], right=range(1, 8), indent="", wrap_at=sys.maxsize)))
-    print()
-    print("FLOP/s are dense peaks, without sparsity. A dash is a number that no source gives. * memory only, no time.")
-    print("context is what CUDA takes for itself: the median of readings of the card, ~ typical of its generation.")
-    print("Also: local, the GPU of this machine. Sources: snugfit devices --json")
-    return 0
+    rows = table([titles, units, *map(_row, DEVICES)], right=range(1, 8), indent="", wrap_at=sys.maxsize)
+    notes = (
+        "FLOP/s are dense peaks, without sparsity. A dash is a number that no source gives. * memory only, no time.",
+        "context is what CUDA takes for itself: the median of readings of the card, ~ typical of its generation.",
+        "Also: local, the GPU of this machine. Sources: snugfit devices --json",
+    )
+    return "\n".join([*rows, "", *notes])
 
 
 def _known(device: Device) -> dict[str, Any]:

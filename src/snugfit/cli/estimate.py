@@ -16,7 +16,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from snugfit.cli import options, output
+from snugfit.cli import groups, options, output
 from snugfit.errors import InputError, warn
 
 if TYPE_CHECKING:
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
 class EstimateOptions:
     """What is estimated, and how it is shown."""
 
-    device: options.Name
+    device: groups.Name
     """a card (snugfit devices), cpu, local (this machine's GPU) or all. Default: all."""
     price: Annotated[list, "CARD=PRICE"]  # type: ignore[type-arg]
     """what an hour of a card costs, in any currency; may be repeated. Says what a step costs, and which card that fits is
     the cheapest."""
-    samples: options.Count
+    samples: groups.Count
     """samples of an epoch: with --price also what an epoch costs"""
-    timeline: options.File
+    timeline: groups.File
     """also draw memory over the run: FILE.html or FILE.png"""
-    snapshot: options.File
+    snapshot: groups.File
     """also write a memory snapshot for PyTorch's viewer"""
 
 
@@ -76,8 +76,7 @@ def run(args: argparse.Namespace) -> int:
     output.write_file(args.snapshot, estimate.write_snapshot)
     if prices:
         estimate = estimate.priced(prices, samples=args.samples)
-    output.print_result(estimate, as_json=args.json)
-    return 0
+    return output.print_result(estimate, as_json=args.json)
 
 
 def _check_script_options(args: argparse.Namespace) -> None:

@@ -17,7 +17,7 @@ import dataclasses
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
-from snugfit.cli import options, output
+from snugfit.cli import groups, options, output
 from snugfit.errors import InputError, did_you_mean
 from snugfit.units import parse_bytes
 
@@ -35,7 +35,7 @@ STAGES = ("0", "1", "2", "3")
 class ExportOptions:
     """What is written."""
 
-    to: options.Name
+    to: groups.Name
     """the tool: deepspeed"""
     by_hand: Annotated[str, "SETTINGS"]
     """what your script hands over itself, so that the file leaves it out: lr_schedule, optimizer, or both with a comma"""
@@ -48,7 +48,7 @@ class DeepSpeedOptions:
     """stage of ZeRO, 0 to 3. Default: 0 for shard=none, 2 for gradients, 3 for full, or the least that the rest needs."""
     offload: Annotated[str, "WHERE"]
     """cpu or nvme: where the optimizer's state goes, and at stage 3 the weights too. Default: as the recipe says."""
-    nvme_path: options.Folder
+    nvme_path: groups.Folder
     """folder on the drive. Default: /local_nvme."""
 
 
@@ -57,7 +57,7 @@ class WhereOptions:
 
     model: Annotated[str, "MODEL"]
     """as for `snugfit estimate`. Default: the run's."""
-    device: options.Name
+    device: groups.Name
     """the card (snugfit devices). Default: this machine's GPU, or else the run's."""
     host_budget: Annotated[str, "SIZE"]
     """host memory of a machine. Default: what is free here."""
@@ -77,7 +77,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_options(parser.add_argument_group("deepspeed"), DeepSpeedOptions)
     group = parser.add_argument_group("where weights and state should be")
     options.add_options(group, WhereOptions)
-    options.add_options(group, options.ShapeOptions)
+    options.add_options(group, groups.ShapeOptions)
     options.add_workload_options(parser)
 
 

@@ -25,8 +25,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-from snugfit.cli import options, output
+from snugfit.cli import groups, options, output
 from snugfit.cli.ladder_parts import DATA, PREDICTED, rung_words, use_preset, write_config
+from snugfit.cli.ladder_shown import RUNG_NUMBERS, LadderProgress, print_header, rung_cells
 from snugfit.cli.options import DEFAULT_BATCH_SIZE
 from snugfit.device_kinds import BF16_SINCE, CUDA, REHEARSE
 from snugfit.errors import InputError, RecipeError, SnugfitError
@@ -36,11 +37,10 @@ from snugfit.ladder_presets import PRESETS, Preset, preset_named
 from snugfit.measure.device_probe import DeviceProbe, probe_device
 from snugfit.report.console import row_of
 from snugfit.report.figure import NoMatplotlibError
-from snugfit.report.ladder_figure import draw_ladder, peak_bytes
-from snugfit.runs.place import place_named
+from snugfit.report.ladder_figure import draw_ladder
 from snugfit.runs.request import free_directory
+from snugfit.runs.run_device import run_device
 from snugfit.simulator.estimate import cards_of
-from snugfit.units import format_bytes, format_seconds
 from snugfit.workload import Workload
 
 TrainCommand = Callable[[Sequence[str]], Mapping[str, Any]]
@@ -49,8 +49,6 @@ the run failed."""
 
 
 _OTHER = " Give another --out."
-_NUMBERS = range(1, 6)
-"""Columns of the table that hold numbers."""
 _TAKEN_OVER = ("predicted", "measured", "seconds", "samples_per_second", "metrics")
 """What a rung's entry has of the run's document."""
 
@@ -69,11 +67,11 @@ class LadderOptions:
     """as for `snugfit train`; a preset without it takes random tokens or images"""
     estimate: bool = False
     """predict every rung, and train none"""
-    card: options.Name
+    card: groups.Name
     """the card of --estimate (snugfit devices), or cpu. Default: the preset's, else cpu."""
     rungs: Annotated[str, "NAMES"]
     """only these rungs, separated by commas; each stays as it is in the whole ladder"""
-    out: options.Folder
+    out: groups.Folder
     """where results go. Default: runs/ladder-MODEL-DATA, numbered."""
     overwrite: bool = False
     """replace the ladder in --out"""
@@ -91,8 +89,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_options(parser, LadderOptions)
     output.add_json_option(parser)
     group = parser.add_argument_group("model and data, as for `snugfit train`")
-    options.add_options(group, options.DataOptions, "model_arg", *DATA, "device", judged=False)
-    options.add_options(group, options.TextOptions, *DATA, judged=False)
+    options.add_options(group, groups.DataOptions, "model_arg", *DATA, "device", judged=False)
+    options.add_options(group, groups.ReadingOptions, *DATA, judged=False)
     group = parser.add_argument_group("training settings of every rung, as for `snugfit train`")
     options.add_fields(group, [field_infos(Workload)[name] for name in SHARED_SETTINGS], "workload_")
 
@@ -112,7 +110,7 @@ def run(args: argparse.Namespace, train: TrainCommand | None = None) -> int:
     out, made = _output_directory(args, preset)
     if preset is not None:
         args.model = write_config(preset, out)
-    progress = _Progress(len(ladder.rungs))
+    progress = LadderProgress(len(ladder.rungs))
     train = train or functools.partial(_train_in_fresh_process, progress=progress)
     place = f"predicted for {args.card or 'cpu'}" if args.estimate else f"on {args.data}, {device.name}"
     title = f"{args.model if preset is None else preset.name} {place}"
@@ -143,10 +141,10 @@ def run(args: argparse.Namespace, train: TrainCommand | None = None) -> int:
             _remove_earlier(out, keep=rung.name)
             if not args.json:
                 print(title)
-                widths = _print_header([one.name for one in ladder.rungs], predicted=args.estimate)
+                widths = print_header([one.name for one in ladder.rungs], predicted=args.estimate)
         _write_document(out, document)
         if not args.json:
-            output.print_text(row_of(_cells(rungs[-1], rungs[0]), widths, _NUMBERS))
+            output.print_text(row_of(rung_cells(rungs[-1], rungs[0]), widths, RUNG_NUMBERS))
             if rungs[-1]["error"] is not None:
                 print(f"    failed: {rungs[-1]['error']}")
     files = [out / "ladder.json", *_draw(out, rungs, title)]
@@ -177,7 +175,7 @@ def _probed(name: str) -> DeviceProbe:
     """The device of a run; for a rehearsed card, its row of the table."""
     if not name.startswith(REHEARSE):
         return probe_device(name)
-    card = place_named(name).card
+    card = run_device(name).card
     assert card is not None and card.compute_capability is not None
     return DeviceProbe(CUDA, card.compute_capability >= BF16_SINCE, f"{card.vendor_name} (rehearsed)")
 
@@ -271,64 +269,10 @@ def _climb(rung: Rung, args: argparse.Namespace, out: Path, ladder: Ladder, trai
     return entry
 
 
-def _train_in_fresh_process(argv: Sequence[str], progress: _Progress) -> Mapping[str, Any]:
+def _train_in_fresh_process(argv: Sequence[str], progress: LadderProgress) -> Mapping[str, Any]:
     from snugfit.measure.fresh import run_json
 
     return run_json(argv, on_line=progress.show)
-
-
-class _Progress:
-    """Says on stderr which rung is trained: one line rewritten on a terminal, else one line a rung."""
-
-    def __init__(self, total: int) -> None:
-        self._total, self._number, self._label = total, 0, ""
-        self._live = sys.stderr.isatty()
-
-    def begin(self, rung: Rung) -> None:
-        self._number += 1
-        self._label = f"rung {self._number}/{self._total} {rung.name}"
-        self.show("") if self._live else print(self._label, file=sys.stderr, flush=True)
-
-    def show(self, line: str) -> None:
-        """Passes a line of the rung's stderr on: messages always, progress only where it can be overwritten."""
-        if line.startswith("snugfit:"):
-            self.end()
-            print(line, file=sys.stderr, flush=True)
-        elif self._live:
-            width = shutil.get_terminal_size().columns - 1
-            sys.stderr.write("\r\x1b[K" + f"{self._label}  {line}"[:width])
-            sys.stderr.flush()
-
-    def end(self) -> None:
-        if self._live:
-            sys.stderr.write("\r\x1b[K")
-            sys.stderr.flush()
-
-
-def _print_header(names: Sequence[str], *, predicted: bool) -> list[int]:
-    """Prints the titles and a rule; returns the widths of the columns."""
-    memory, time = ("predicted", "a step") if predicted else ("peak memory", "time")
-    titles = ["rung", memory, "less", time, "samples/s", "test acc.", "fidelity", "what changes"]
-    widths = [max(map(len, [*names, "rung"])), 11, 7, 10, 9, 9, 9, 12]
-    output.print_text(row_of(titles, widths, _NUMBERS))
-    output.print_text("  ".join("─" * width for width in widths))
-    return widths
-
-
-def _cells(entry: Mapping[str, Any], first: Mapping[str, Any]) -> list[str]:
-    size, reference = peak_bytes(entry), peak_bytes(first)
-    accuracy = (entry["metrics"] or {}).get("test_accuracy")
-    seconds, rate = entry["seconds"], entry["samples_per_second"]
-    return [
-        entry["name"],
-        "-" if size is None else format_bytes(size),
-        "-" if size is None or reference is None else f"{reference / size:.1f}x",
-        "-" if seconds is None else format_seconds(seconds),
-        "-" if rate is None else f"{rate:.4g}",
-        "-" if accuracy is None else f"{accuracy:.2%}",
-        entry["fidelity"]["level"],
-        entry["change"],
-    ]
 
 
 def _write_document(out: Path, document: Mapping[str, Any]) -> None:

@@ -28,5 +28,4 @@ def run(args: argparse.Namespace) -> int:
     """Merges, and says what was written."""
     from snugfit.runs.merging import merge_run
 
-    output.print_result(merge_run(args.run_dir, args.output), as_json=args.json)
-    return 0
+    return output.print_result(merge_run(args.run_dir, args.output), as_json=args.json)

@@ -118,9 +118,15 @@ def print_text(text: str) -> None:
     print(plain_for(text, sys.stdout.encoding), flush=True)
 
 
-def print_result(result: Any, *, as_json: bool) -> None:
-    """Prints a result on stdout, as text or as JSON."""
+def print_either(document: Mapping[str, Any], text: Callable[[], str], *, as_json: bool) -> int:
+    """Prints a document on stdout, or what people read of it; returns the exit code of a command that is done."""
     if as_json:
-        print_json(result.to_mapping())
+        print_json(document)
     else:
-        print_text(str(result))
+        print_text(text())
+    return 0
+
+
+def print_result(result: Any, *, as_json: bool) -> int:
+    """Prints a result on stdout, as text or as JSON; returns the exit code of a command that is done."""
+    return print_either(result.to_mapping(), lambda: str(result), as_json=as_json)

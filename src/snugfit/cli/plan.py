@@ -17,20 +17,20 @@ from __future__ import annotations
 import argparse
 from typing import Annotated
 
-from snugfit.cli import options, output
+from snugfit.cli import groups, options, output
 from snugfit.errors import InputError
 
 
 class PlanOptions:
     """What is planned, and how it is shown."""
 
-    device: options.Name
+    device: groups.Name
     """a card (snugfit devices), local (this machine's GPU) or cpu. Default: this machine's GPU, or else cpu."""
     maximize: Annotated[str, "WHAT"]
     """batch-size or seq-len: plan for the largest that fits (the batch in one piece)"""
     minimize: Annotated[str, "WHAT"]
     """gpus: plan for the fewest on which something fits, as --gpus auto does"""
-    figure: options.File
+    figure: groups.File
     """also draw the frontier of memory and time: FILE.png or FILE.svg"""
 
 
@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", metavar="FILE", type=output.some_path, help="also write the recipe, as YAML")
     options.add_options(parser, PlanOptions, "figure")
     output.add_json_option(parser)
-    options.add_options(parser.add_argument_group("memory budget"), options.BudgetOptions)
+    options.add_options(parser.add_argument_group("memory budget"), groups.BudgetOptions)
     options.add_recipe_options(parser)
     options.add_workload_options(parser)
 
@@ -75,5 +75,4 @@ def run(args: argparse.Namespace) -> int:
     )
     output.write_file(args.output, plan.recipe.to_yaml)
     output.write_file(args.figure, plan.draw)
-    output.print_result(plan, as_json=args.json)
-    return 0
+    return output.print_result(plan, as_json=args.json)

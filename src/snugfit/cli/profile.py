@@ -17,7 +17,8 @@ import sys
 from collections.abc import Iterator
 from typing import TextIO
 
-from snugfit.cli.options import Count, File, add_options
+from snugfit.cli.groups import Count, File
+from snugfit.cli.options import add_options
 from snugfit.cli.output import add_json_option, check_files, print_json, write_file
 from snugfit.report.console import plain_for
 

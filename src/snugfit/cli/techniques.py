@@ -37,25 +37,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Prints the table, or the essay of one technique."""
     found = TECHNIQUES if args.name is None else _named(args.name)
-    if args.json:
-        output.print_json({"techniques": [_document(technique) for technique in found]})
-        return 0
-    if args.name is not None:
-        for at, technique in enumerate(found):
-            fields = ", ".join(technique.fields)
-            print(("\n" if at else "") + f"{technique.name}  (fields: {fields}; fidelity: {technique.level})")
-            if technique.aliases:
-                print(f"also found as: {', '.join(technique.aliases)}")
-            print()
-            print(essay(technique))
-        return 0
+    document = {"techniques": [_document(technique) for technique in found]}
+    text = _table if args.name is None else lambda: "\n\n".join(map(_page, found))
+    return output.print_either(document, text, as_json=args.json)
+
+
+def _page(technique: Technique) -> str:
+    """The essay under what it is about."""
+    head = [f"{technique.name}  (fields: {', '.join(technique.fields)}; fidelity: {technique.level})"]
+    if technique.aliases:
+        head.append(f"also found as: {', '.join(technique.aliases)}")
+    return "\n".join([*head, "", essay(technique)])
+
+
+def _table() -> str:
     cells = [
         (row.name, ", ".join(row.fields), ", ".join(map(str, row.rows)), row.level, row.summary) for row in TECHNIQUES
     ]
     titles = ("technique", "recipe fields", "row", "fidelity", "what it saves")
-    print("\n".join(table([titles, *cells], indent="", wrap_at=sys.maxsize)))
-    print("\nrow: number in the list of techniques of the guides. `snugfit techniques NAME` prints the essay.")
-    return 0
+    rows = table([titles, *cells], indent="", wrap_at=sys.maxsize)
+    last = "row: number in the list of techniques of the guides. `snugfit techniques NAME` prints the essay."
+    return "\n".join([*rows, "", last])
 
 
 def essay(technique: Technique) -> str:

@@ -14,25 +14,23 @@ from __future__ import annotations
 
 import argparse
 import inspect
-import shlex
 import sys
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-from snugfit.cli import options, output
+from snugfit.cli import groups, options, output
 from snugfit.errors import TrainingStopped
 
 
 class RunOptions:
     """Where results go."""
 
-    run_dir: options.Folder
+    run_dir: groups.Folder
     """where results go. Default: runs/MODEL-DATA, numbered."""
     resume: bool = False
     """go on with the run in --run-dir, exactly where it stopped"""
     overwrite: bool = False
     """replace the run in --run-dir"""
-    keep_checkpoints: options.Count = 2
+    keep_checkpoints: groups.Count = 2
     """newest checkpoints that stay. Default: 2."""
     exact_rss: bool = False
     """start the process with settings under which its resident memory can be read to the byte; small tensors are
@@ -63,12 +61,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="torchvision:NAME, timm:NAME, hf:DIR (with its weights), hf:DIR/config.json (random values) or "
         "path/file.py:function (with --resume: the run's)",
     )
-    options.add_options(parser, options.DataOptions)
-    options.add_options(parser.add_argument_group("text"), options.TextOptions)
+    options.add_options(parser, groups.DataOptions)
+    options.add_options(parser.add_argument_group("text"), groups.ReadingOptions)
     options.add_options(parser.add_argument_group("run directory"), RunOptions)
     options.add_options(parser.add_argument_group("several GPUs (--gpus, --nodes)"), MachineOptions)
     output.add_json_option(parser)
-    options.add_options(parser.add_argument_group("memory budget"), options.BudgetOptions)
+    options.add_options(parser.add_argument_group("memory budget"), groups.BudgetOptions)
     options.add_recipe_options(parser)
     options.add_workload_options(parser)
 
@@ -79,17 +77,11 @@ def run(args: argparse.Namespace) -> int:
     Returns 0 when the run is finished; 128 and the signal's number (130 for Ctrl-C) when it was stopped after saving.
     """
     from snugfit.measure.fresh import ensure_tuned_process
-    from snugfit.runs.joining import ended_by
-    from snugfit.runs.launching import machines_for
-    from snugfit.runs.standing import place_here
+    from snugfit.runs.others import ended_by
     from snugfit.runs.train import train
 
     same = vars(args).keys() & inspect.signature(train).parameters.keys()
     given = {name: getattr(args, name) for name in same} | options.given_options(args)
-    place = place_here()
-    machines = None if place else machines_for(**given)
-    if machines is not None:
-        return _run_in_processes(args, machines)
     if args.exact_rss:
         ensure_tuned_process()
     try:
@@ -104,37 +96,6 @@ def run(args: argparse.Namespace) -> int:
             raise
         print(f"snugfit: {error}", file=sys.stderr)
         return 128 + error.signal
-    if place is None or place.number == 0:
+    if result.first:
         output.print_result(result, as_json=args.json)
     return 0
-
-
-def _run_in_processes(args: argparse.Namespace, machines: Any) -> int:
-    """Starts this very command in several processes, of which the first prints the result."""
-    from snugfit.runs.launching import launch
-    from snugfit.runs.request import free_run_dir
-
-    run_dir = args.run_dir or free_run_dir(args.model or "", args.data or "")
-    again = [
-        "train",
-        "--run-dir",
-        str(run_dir),
-        "--resume",
-        "--gpus",
-        str(machines.gpus),
-        "--nodes",
-        str(machines.nodes),
-    ]
-    for name in ("json", "exact_rss", "tensorboard"):
-        again += [f"--{name.replace('_', '-')}"] if getattr(args, name) else []
-    for name in ("device", "keep_checkpoints", "rdzv", "rdzv_timeout"):
-        value = getattr(args, name)
-        again += [] if value is None else [f"--{name.replace('_', '-')}", str(value)]
-    first = args.words if args.run_dir else [*args.words, "--run-dir", str(run_dir)]
-    rdzv = "" if machines.rdzv is None else f" --rdzv {machines.rdzv}"
-    how = f"snugfit train --run-dir {shlex.quote(str(run_dir))} --resume{rdzv}"
-    python = ["-m", "snugfit"]
-    ended = launch([*python, *first], [*python, *again], machines, Path(run_dir), how)
-    if ended.message is not None:
-        print(f"snugfit: {ended.message}", file=sys.stderr)
-    return ended.code

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from snugfit.calibration import verification
-from snugfit.cli import options, output
+from snugfit.cli import groups, options, output
 from snugfit.cli.calibrate import device_of
 from snugfit.errors import InputError
 from snugfit.report.console import row_of
@@ -35,13 +35,13 @@ _NUMBERS = range(1, 7)
 class VerifyOptions:
     """How it is run."""
 
-    batch_size: options.Count = DEFAULT_BATCH_SIZE
+    batch_size: groups.Count = DEFAULT_BATCH_SIZE
     """samples of an update"""
-    device: options.Name
+    device: groups.Name
     """where to train: cpu or cuda. Default: cuda where there is one."""
-    minutes: options.Count = DEFAULT_MINUTES
+    minutes: groups.Count = DEFAULT_MINUTES
     """no recipe begins that would end later, as far as the ones before tell; at least one is run"""
-    out: options.File
+    out: groups.File
     """also write the rows to this file, one JSON object a line"""
 
 
@@ -54,8 +54,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="torchvision:NAME, timm:NAME, hf:DIR/config.json or path/file.py:function. Default: a small one of ours.",
     )
     options.add_options(parser, VerifyOptions)
-    options.add_options(parser, options.DataOptions, "model_arg", "task", "image_size")
-    options.add_options(parser, options.TextOptions, "seq_len")
+    options.add_options(parser, groups.DataOptions, "model_arg", "task", "image_size")
+    options.add_options(parser, groups.ReadingOptions, "seq_len")
     output.add_json_option(parser)
 
 

@@ -27,7 +27,7 @@ from snugfit.fake_device.dispatch_plan import BY_GRADIENT
 from snugfit.fake_device.kernels import AFTER_ALL, InnerBytes
 from snugfit.fake_device.operator_cache import OperatorCache
 from snugfit.fake_device.operator_call import describe
-from snugfit.fake_device.operator_costs import Cost, tensors_in
+from snugfit.fake_device.operator_costs import OperatorCost, tensors_in
 from snugfit.fake_device.operator_shrink import Size
 from snugfit.fake_device.operator_truth import CannotRun, Result, Truth, results_of
 from snugfit.measure.processor import Processor, this_processor
@@ -70,7 +70,12 @@ class CpuOperators:
         """Calls that were not known."""
 
     def ask(
-        self, operator: Any, args: Sequence[Any], kwargs: dict[str, Any], fakes: Sequence[torch.Tensor], cost: Cost
+        self,
+        operator: Any,
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        fakes: Sequence[torch.Tensor],
+        cost: OperatorCost,
     ) -> Inner:
         """Returns what a call takes; nothing for what cannot be asked.
 
@@ -118,7 +123,7 @@ class CpuOperators:
         returned = operator._schema.returns
         if any(str(one.type) != "Tensor" or one.alias_info is not None for one in returned):
             return None
-        unknown = Cost(0, sum(t.numel() * t.dtype.itemsize for t in tensors_in(args)), 0, "", 1, ())
+        unknown = OperatorCost(0, sum(t.numel() * t.dtype.itemsize for t in tensors_in(args)), 0, "", 1, ())
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", SnugfitWarning)
             found = self.ask(operator, args, kwargs, (), unknown)

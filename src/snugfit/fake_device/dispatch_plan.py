@@ -18,7 +18,7 @@ import torch
 
 from snugfit.fake_device.kernels import InnerBytes
 from snugfit.fake_device.operator_call import ALIGNMENT, extent
-from snugfit.fake_device.operator_costs import Cost
+from snugfit.fake_device.operator_costs import OperatorCost
 from snugfit.private_torch import FakeFactory, FakeTensor
 from snugfit.recording.generations import Capability
 
@@ -50,7 +50,7 @@ class Output(NamedTuple):
     value: Any = None
 
 
-class Plan(NamedTuple):
+class OperatorPlan(NamedTuple):
     """What an operator does to arguments of given layouts."""
 
     name: str
@@ -59,7 +59,7 @@ class Plan(NamedTuple):
     """Its results in order."""
     shape: type | None
     """list or tuple when it returns several, None for a single result."""
-    cost: Cost
+    cost: OperatorCost
     """What a run costs."""
     workspaces: tuple[InnerBytes, ...]
     """What it takes inside itself, in order."""
@@ -85,7 +85,7 @@ class OperatorPlans:
 
         `knows`: whether its results may carry on what is known of its arguments' values.
         """
-        self.plans: dict[Any, Plan] = {}
+        self.plans: dict[Any, OperatorPlan] = {}
         self.knows = knows
         self._by_gradient = operator in BY_GRADIENT
         self._by_value = any(part in operator._opname for part in _BY_VALUE)
@@ -191,7 +191,7 @@ def outputs_of(result: Any, tensors: Sequence[torch.Tensor]) -> tuple[tuple[Outp
     return tuple(outputs), (type(result) if several else None)
 
 
-def follow(plan: Plan, tensors: Sequence[torch.Tensor], factory: FakeFactory) -> tuple[Any, list[torch.Tensor]]:
+def follow(plan: OperatorPlan, tensors: Sequence[torch.Tensor], factory: FakeFactory) -> tuple[Any, list[torch.Tensor]]:
     """Makes the results of a plan, for the tensors among an operator's arguments.
 
     Returns what the operator returns, and the results with a storage of their own.

@@ -15,8 +15,8 @@ import torch
 from snugfit import private_torch
 from snugfit.fake_device import cpu_operators, fake_failure, kernels
 from snugfit.fake_device.chance import SOURCES
-from snugfit.fake_device.dispatch_plan import Plan
-from snugfit.fake_device.operator_costs import Cost, cost_of, tensors_in
+from snugfit.fake_device.dispatch_plan import OperatorPlan
+from snugfit.fake_device.operator_costs import OperatorCost, cost_of, tensors_in
 from snugfit.fake_device.operator_truth import Result
 from snugfit.fake_device.personality import DEVICE_TYPE
 from snugfit.fake_device.read_values import ReadValues
@@ -34,7 +34,7 @@ _copy = torch.ops.aten.copy_.default
 _to_copy = torch.ops.aten._to_copy.default
 
 
-class Call(NamedTuple):
+class FakeCall(NamedTuple):
     """An operator that was run, and what it made."""
 
     args: Sequence[Any]
@@ -57,18 +57,18 @@ class FakeCalls:
 
     def run(
         self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], tensors: Sequence[torch.Tensor], module: str
-    ) -> Call:
+    ) -> FakeCall:
         """Runs an operator; `tensors` are those among its arguments."""
         draws = func in SOURCES and not func._schema.is_mutable  # what it draws is for `chance.py` to say
         if not draws and _all_real(tensors, kwargs):
-            return Call(args, kwargs, func(*args, **kwargs), by_values=torch.Tag.dynamic_output_shape in func.tags)
+            return FakeCall(args, kwargs, func(*args, **kwargs), by_values=torch.Tag.dynamic_output_shape in func.tags)
         make = self._values.sized(func, args, kwargs, module)
         if make is not None:
             device = args[0].device
             sized = make(
                 lambda shape, dtype: self._factory.wrap(torch.empty(shape, dtype=dtype, device="meta"), device)
             )
-            return Call(args, kwargs, sized, by_values=True)
+            return FakeCall(args, kwargs, sized, by_values=True)
         if tensors and all(type(t) in _PLAIN and t.device.type == "cpu" for t in tensors):
             args, kwargs = self._fakes(args), {name: self._fakes(value) for name, value in kwargs.items()}
         try:
@@ -87,7 +87,7 @@ class FakeCalls:
         if func is LIFT and self._cuda and type(result) is FakeTensor and result.device.type == DEVICE_TYPE:
             # Made of values below all modes, it has no bytes yet; and torch would compute with values that are not here.
             result = self._factory.empty(result.shape, result.stride(), result.dtype, result.device)
-        return Call(args, kwargs, result)
+        return FakeCall(args, kwargs, result)
 
     def _fakes(self, value: Any) -> Any:
         """Returns arguments with fake tensors in place of real host tensors."""
@@ -115,8 +115,8 @@ class FakeCalls:
         return made
 
     def plan(
-        self, func: Any, call: Call, tensors: Sequence[torch.Tensor], fresh: Sequence[torch.Tensor]
-    ) -> tuple[Plan, Any, list[torch.Tensor]]:
+        self, func: Any, call: FakeCall, tensors: Sequence[torch.Tensor], fresh: Sequence[torch.Tensor]
+    ) -> tuple[OperatorPlan, Any, list[torch.Tensor]]:
         """Returns the cost of a run as a plan, and its results as the device really lays them out."""
         args, kwargs, result, by_values = call
         # A number on the host is an argument of a kernel, unless it is what is copied.
@@ -142,7 +142,7 @@ class FakeCalls:
             fresh = list(made.values())
             known = {tensor.untyped_storage()._cdata for tensor in tensors}
             result = _replaced(result, known, iter(fresh))
-        plan = Plan(
+        plan = OperatorPlan(
             name=str(func),
             outputs=(),
             shape=None,
@@ -158,12 +158,12 @@ class FakeCalls:
         return plan, result, list(fresh)
 
 
-def number_read(tensor: torch.Tensor) -> Plan:
+def number_read(tensor: torch.Tensor) -> OperatorPlan:
     """Returns the run for reading a number from a card: a copy that the host waits for, behind all work before it."""
     kind = str(tensor.dtype).removeprefix("torch.")
-    cost = Cost(flops=0, read_bytes=tensor.element_size(), written_bytes=0, dtype=kind, kernels=1, product=())
+    cost = OperatorCost(flops=0, read_bytes=tensor.element_size(), written_bytes=0, dtype=kind, kernels=1, product=())
     name = str(torch.ops.aten._local_scalar_dense.default)
-    return Plan(name, (), None, cost, workspaces=(), order=(), device="link", blocking=True)
+    return OperatorPlan(name, (), None, cost, workspaces=(), order=(), device="link", blocking=True)
 
 
 def is_mask(index: Any) -> bool:

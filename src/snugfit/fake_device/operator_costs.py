@@ -68,7 +68,7 @@ _LONG_ROW = 1024
 """A softmax of rows up to this length reads them once. Source: `cuda/PersistentSoftmax.cuh`; measured in the same file."""
 
 
-class Cost(NamedTuple):
+class OperatorCost(NamedTuple):
     """The cost of one run of an operator, named as the fields of `OperatorRun`."""
 
     flops: int
@@ -106,7 +106,7 @@ def tensor_bytes(tensor: torch.Tensor) -> int:
 
 def cost_of(
     operator: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any, written: Sequence[torch.Tensor]
-) -> Cost:
+) -> OperatorCost:
     """Returns what a run of an operator costs.
 
     `written`: the tensors it wrote: results that are not views, and arguments it changed.
@@ -124,7 +124,7 @@ def cost_of(
     else:
         counted = _with_all_heads(args) if "_scaled_dot_product" in name else args
         flops = int(formula(*counted, **kwargs, out_val=result)) if formula is not None and not makes_nothing else 0
-    return Cost(
+    return OperatorCost(
         flops=flops,
         read_bytes=sum(map(tensor_bytes, inputs)),
         written_bytes=sum(map(tensor_bytes, written)),

@@ -20,7 +20,7 @@ from snugfit.fake_device.accelerator import backend
 from snugfit.fake_device.assumptions import Assumptions
 from snugfit.fake_device.captured import Captured
 from snugfit.fake_device.claims import Claims
-from snugfit.fake_device.dispatch_plan import OperatorPlans, Plan
+from snugfit.fake_device.dispatch_plan import OperatorPlan, OperatorPlans
 from snugfit.fake_device.fake_calls import LIFT, FakeCalls, is_mask, number_read, selects_by_masks, written_by
 from snugfit.fake_device.known_values import follow
 from snugfit.fake_device.operator_costs import tensors_in
@@ -338,7 +338,7 @@ class Recorder(RankOperators, DirectMode):
         ledger.forward = state is _FORWARD
         self._state = state
 
-    def _note(self, plan: Plan, fresh: Sequence[torch.Tensor], module: str) -> None:
+    def _note(self, plan: OperatorPlan, fresh: Sequence[torch.Tensor], module: str) -> None:
         """Records an operator: its new storages, the memory inside it, its cost."""
         name, stream = plan.name, self._stream
         phase = self._marks[-1] if self._marks else self._state

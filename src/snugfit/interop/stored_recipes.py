@@ -12,9 +12,8 @@ from snugfit.errors import InputError
 from snugfit.recipe import Recipe
 from snugfit.run import Run, by_owner
 from snugfit.runs.request import Request
-from snugfit.runs.run_dir import RECIPE, WORKLOAD, holds_run
+from snugfit.runs.run_files import RunFiles, holds_run
 from snugfit.workload import Workload
-from snugfit.yaml_files import read_yaml
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,10 +46,9 @@ def stored_run(path: Path, settings: Mapping[str, Any], *, batch_size: int) -> S
             raise InputError(
                 f"{str(path)!r} is a folder without a run in it. Give a run directory, or a file with a recipe."
             )
-        kept = read_yaml(path / WORKLOAD, "run file", example="data: digits")
-        request = Request.from_mapping(kept)
-        recipe = Recipe.from_yaml(path / RECIPE)
-        return StoredRun(run=Run(recipe, request.settings.replace(**settings)), request=request)
+        kept = RunFiles(path)
+        request = kept.read_request()
+        return StoredRun(run=Run(kept.read_recipe(), request.settings.replace(**settings)), request=request)
     fields = _of_json(path) if path.suffix.lower() == ".json" else None
     storage, given = by_owner(settings)
     workload = Workload.from_mapping({"batch_size": batch_size, **given})

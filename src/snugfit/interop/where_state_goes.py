@@ -37,7 +37,7 @@ _WORTH = 0.1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Place:
+class StatePlace:
     """One place for weights and state."""
 
     name: str
@@ -60,7 +60,7 @@ class Places:
 
     title: str
     """Model, GPUs and memory, in words."""
-    places: tuple[Place, ...]
+    places: tuple[StatePlace, ...]
     """From the fastest to the one that holds most."""
     chosen: str | None
     """Name of the first that fits; None where none does."""
@@ -170,10 +170,10 @@ def _predicted(named: NamedModel, device: str, recipe: Recipe, workload: Workloa
     return estimate_named(named, recipe=recipe, workload=workload, device=device)
 
 
-def _place(name: str, config: str, found: Estimate, limit: int | None, *, host_bytes: int = 0) -> Place:
+def _place(name: str, config: str, found: Estimate, limit: int | None, *, host_bytes: int = 0) -> StatePlace:
     """A place that was simulated; its host memory is that of weights and state alone."""
     fits = found.devices[0].fits and (limit is None or host_bytes <= limit)
-    return Place(
+    return StatePlace(
         name=name, config=config, gpu_bytes=found.total_bytes, host_bytes=host_bytes, fits=fits,
         step_seconds=found.step_seconds,
     )  # fmt: skip
@@ -185,7 +185,7 @@ def _state_bytes(whole: Estimate) -> tuple[int, int]:
     return whole.anatomy_bytes["weights"], most["gradients"] + most["optimizer_state"]
 
 
-def _on_drives(host: Place, moved: int, speed: int, *, fits: bool) -> Place:
+def _on_drives(host: StatePlace, moved: int, speed: int, *, fits: bool) -> StatePlace:
     """The drives: a step takes at least as long as from the host, and as the drives need for the bytes."""
     seconds = None if host.step_seconds is None else max(host.step_seconds, moved / speed)
     return dataclasses.replace(
@@ -193,7 +193,9 @@ def _on_drives(host: Place, moved: int, speed: int, *, fits: bool) -> Place:
     )
 
 
-def _verdict(chosen: Place | None, places: list[Place], limit: int | None, moved: int, speed: int) -> Iterator[str]:
+def _verdict(
+    chosen: StatePlace | None, places: list[StatePlace], limit: int | None, moved: int, speed: int
+) -> Iterator[str]:
     """Which place to take, and why."""
     drives = places[-1]
     takes = moved / speed

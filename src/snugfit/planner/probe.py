@@ -16,7 +16,7 @@ from snugfit.devices import Device
 from snugfit.errors import CannotSimulateError, InputError
 from snugfit.fake_device.personality import Personality
 from snugfit.nccl import among
-from snugfit.planner.profile import Profile, profile
+from snugfit.planner.profile import StepProfile, profile
 from snugfit.recipe import Recipe
 from snugfit.recording.clock import Timing, clock, issue_seconds
 from snugfit.recording.cpu_clock import HostSpeeds, cpu_clock, cpu_run_seconds
@@ -89,7 +89,7 @@ class Probe:
     """Predicted seconds of a steady step."""
     timing: Timing
     """Its parts."""
-    profile: Profile
+    profile: StepProfile
     """What each block needs."""
     recorded: Recording
     """The recording."""

@@ -44,7 +44,7 @@ class Row:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Profile:
+class StepProfile:
     """What a recording shows of its last step."""
 
     saved_bytes: tuple[int, ...]
@@ -65,7 +65,7 @@ class Profile:
         """The most bytes of weights and optimizer state within a pass, and of gradients."""
         return max((row.fixed_bytes for row in self.rows.values()), default=0), self.gradient_bytes
 
-    def shifted(self, base: Profile, other: Profile) -> Profile:
+    def shifted(self, base: StepProfile, other: StepProfile) -> StepProfile:
         """Returns this profile plus the difference of two others: a guess at another way of updating.
 
         `base`: the third, of a training that differs from this one in its passes only.
@@ -87,7 +87,7 @@ class Profile:
         return dataclasses.replace(self, rows=rows, outside_bytes=outside)
 
 
-def profile(trace: Trace, blocks: Sequence[str], seconds_of: Callable[[OperatorRun], float]) -> Profile:
+def profile(trace: Trace, blocks: Sequence[str], seconds_of: Callable[[OperatorRun], float]) -> StepProfile:
     """Returns the profile of the last step of a recording; `seconds_of` gives the time of an operator.
 
     `blocks`: names of the blocks, in the order of the model.
@@ -229,14 +229,14 @@ class _Walk:
             fixed, gradients, other = self._now.values()
             self._rows[label] = Row(fixed, gradients, other + workspace_bytes, blocks)
 
-    def result(self, seconds_of: Callable[[OperatorRun], float]) -> Profile:
+    def result(self, seconds_of: Callable[[OperatorRun], float]) -> StepProfile:
         """Puts the profile together."""
         seconds = [0.0] * len(self._blocks)
         for index in runs_of_step(self._trace):
             run = self._trace.runs[index]
             if run.phase == "forward" and (block := self._block(run.module)) != OUTSIDE:
                 seconds[block] += seconds_of(run)
-        return Profile(
+        return StepProfile(
             saved_bytes=tuple(self._saved),
             forward_seconds=tuple(seconds),
             rows=self._rows,

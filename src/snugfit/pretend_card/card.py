@@ -24,7 +24,7 @@ from snugfit.fake_device.read_values import ReadValues
 from snugfit.fake_device.recorder import Recorder
 from snugfit.fake_device.replaced import replaced
 from snugfit.pretend_card.memory import CardMemory
-from snugfit.pretend_card.ranks import Ranks
+from snugfit.pretend_card.ranks import CardRanks
 from snugfit.pretend_card.streams import Streams
 from snugfit.pretend_card.values import arguments, work_of
 from snugfit.private_torch import FakeTensor, collectives
@@ -101,7 +101,7 @@ class PretendCard(Recorder):  # type: ignore[no-untyped-call]
         super().__init__(personality, builder=self.memory)  # type: ignore[arg-type]
         self.values.of(self)
         self._pinned: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
-        self.ranks = Ranks(self.streams, self.find)
+        self.ranks = CardRanks(self.streams, self.find)
         self._random = RandomState(seed)
         self.sync_debug_mode: int | str = "default"
 

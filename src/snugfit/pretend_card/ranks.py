@@ -23,7 +23,7 @@ from snugfit import private_torch
 from snugfit.fake_device.accelerator import Stream
 from snugfit.fake_device.operator_costs import tensors_in
 from snugfit.fake_device.personality import DEVICE_TYPE
-from snugfit.pretend_card.streams import Mark, Streams
+from snugfit.pretend_card.streams import QueueMark, Streams
 from snugfit.pretend_card.values import arguments
 from snugfit.private_torch import collectives
 
@@ -38,7 +38,7 @@ def register() -> None:
         collectives.register_process_group(BACKEND, DEVICE_TYPE)
 
 
-class Ranks:
+class CardRanks:
     """A card's connections to those of other processes."""
 
     def __init__(self, streams: Streams, find: Callable[[torch.Tensor], torch.Tensor]) -> None:
@@ -46,7 +46,7 @@ class Ranks:
         self._streams = streams
         self._find = find
         self._streams_of_groups: dict[str, int] = {}
-        self._last: Mark | None = None
+        self._last: QueueMark | None = None
         self._sent: list[Any] = []
 
     def issue(self, operator: Any, args: Sequence[Any], current: Callable[[], int]) -> Any:

@@ -19,7 +19,7 @@ EARLY = 0.02
 """Chance at each new entry that some stream is let go on for a while."""
 
 
-class Mark(NamedTuple):
+class QueueMark(NamedTuple):
     """A place in a stream's queue: behind all that was queued so far."""
 
     stream: int
@@ -35,7 +35,7 @@ class Streams:
         """Starts with nothing queued; `seed` draws the order in which streams go on, `eager` runs work at once."""
         self._random = random.Random(seed)
         self._eager = eager
-        self._queues: dict[int, deque[Callable[[], object] | Mark]] = {}
+        self._queues: dict[int, deque[Callable[[], object] | QueueMark]] = {}
         self._done: dict[int, int] = {}
 
     def put(self, stream: int, work: Callable[[], object]) -> None:
@@ -47,26 +47,26 @@ class Streams:
         queue.append(work)
         # Work holds the tensors that it needs, so a queue must not grow without an end.
         if len(queue) > DEPTH:
-            self.finish(Mark(stream, self._done[stream] + DEPTH // 2))
+            self.finish(QueueMark(stream, self._done[stream] + DEPTH // 2))
         # Now and then some stream goes on, as a real card may: not only the latest order is tried.
         elif self._random.random() < EARLY:
             other = self._random.choice(list(self._queues))
-            self.finish(Mark(other, self._done[other] + self._random.randrange(len(self._queues[other]) + 1)))
+            self.finish(QueueMark(other, self._done[other] + self._random.randrange(len(self._queues[other]) + 1)))
 
-    def mark(self, stream: int) -> Mark:
+    def mark(self, stream: int) -> QueueMark:
         """Returns the place behind all that is queued on a stream."""
-        return Mark(stream, 0 if self._eager else self._done.get(stream, 0) + len(self._queues.get(stream, ())))
+        return QueueMark(stream, 0 if self._eager else self._done.get(stream, 0) + len(self._queues.get(stream, ())))
 
-    def wait(self, stream: int, mark: Mark) -> None:
+    def wait(self, stream: int, mark: QueueMark) -> None:
         """Makes what is queued on a stream from now on wait for a mark."""
         if not self._eager and mark.stream != stream and not self.reached(mark):
             self._queue(stream).append(mark)
 
-    def reached(self, mark: Mark) -> bool:
+    def reached(self, mark: QueueMark) -> bool:
         """Returns whether all before a mark is carried out."""
         return self._eager or self._done.get(mark.stream, 0) >= mark.entry
 
-    def finish(self, mark: Mark) -> None:
+    def finish(self, mark: QueueMark) -> None:
         """Runs what is before a mark, and of other streams what that waits for."""
         if self._eager:
             return
@@ -79,12 +79,12 @@ class Streams:
                 continue
             # A wait at the head of a queue is not passed before the other stream is: that one goes first.
             work = queue[0]
-            if isinstance(work, Mark) and not self.reached(work):
+            if isinstance(work, QueueMark) and not self.reached(work):
                 waiting.append(work)
                 continue
             queue.popleft()
             self._done[stream] += 1
-            if not isinstance(work, Mark):
+            if not isinstance(work, QueueMark):
                 work()
 
     def finish_all(self) -> None:
@@ -92,7 +92,7 @@ class Streams:
         for stream in self._random.sample(list(self._queues), len(self._queues)):
             self.finish(self.mark(stream))
 
-    def _queue(self, stream: int) -> deque[Callable[[], object] | Mark]:
+    def _queue(self, stream: int) -> deque[Callable[[], object] | QueueMark]:
         if stream not in self._queues:
             self._queues[stream], self._done[stream] = deque(), 0
         return self._queues[stream]

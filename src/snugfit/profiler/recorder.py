@@ -29,7 +29,7 @@ from snugfit.measure.storage_ledger import StorageLedger
 from snugfit.private_torch import TorchDispatchMode, current_mode, current_node, on_storage_resize
 from snugfit.profiler.modules import SeenModules
 from snugfit.profiler.temporaries import OperatorMark, with_temporaries
-from snugfit.profiler.truth import CudaTruth, Truth
+from snugfit.profiler.truth import CpuTruth, CudaTruth
 from snugfit.recording.trace import Trace, TraceBuilder
 from snugfit.simulator.batch_shapes import skeleton_of
 from snugfit.techniques.batches import tensors_of
@@ -89,7 +89,7 @@ class ProfileRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.block_names = self._modules.block_names
         self._builder = TraceBuilder()
         self._ledger = ProfileLedger(self._builder, "cpu")
-        self.truth = Truth()
+        self.truth = CpuTruth()
         """What the allocator did while it was watched."""
         self._marks: list[OperatorMark] = []
         self._marks_before = 0

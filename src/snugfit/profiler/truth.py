@@ -19,7 +19,7 @@ CUDA_EVENTS = 1_000_000
 """Events that torch keeps between two cuts; older ones are lost."""
 
 
-class Truth(AllocatorEvents):
+class CpuTruth(AllocatorEvents):
     """The events of the CPU allocator, and the highest point before each mark among them."""
 
     device = torch.device("cpu")
@@ -50,7 +50,7 @@ class Truth(AllocatorEvents):
         self._open_marks += 1
 
 
-class CudaTruth(Truth):
+class CudaTruth(CpuTruth):
     """The same of the CUDA caching allocator, from its memory history, without stacks."""
 
     def __init__(self, device: torch.device) -> None:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from snugfit.device_kinds import limited
-from snugfit.errors import InputError
+from snugfit.errors import InputError, note
 from snugfit.fidelity import Fidelity
 from snugfit.fields import as_typed
 from snugfit.planner.rivals import Rival
@@ -22,8 +21,6 @@ if TYPE_CHECKING:
 
     from snugfit.planner.plan_result import Plan
     from snugfit.simulator.prediction import Estimate
-
-_LOGGER = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,33 +101,20 @@ def chosen_by(plan: Plan, *, tune: bool) -> Chosen:
     promised = _predicted(plan)
     changed = ", ".join(f"{name}={as_typed(value)}" for name, value in plan.recipe.to_mapping(defaults=False).items())
     peak = promised.get("peak_reserved_bytes", plan.estimate.peak_allocated_bytes)
-    _LOGGER.info(
-        "planned for %s, %s of it margin: %s",
-        format_bytes(plan.budget_bytes),
-        format_bytes(plan.margin_bytes),
-        changed or "plain",
+    note(
+        f"planned for {format_bytes(plan.budget_bytes)}, {format_bytes(plan.margin_bytes)} of it margin: "
+        f"{changed or 'plain'}"
     )
-    _LOGGER.info(
-        "predicted %s and %s a step, %.2f times the fastest (%d recipes simulated; why: plan.json in the run directory).",
-        format_bytes(peak),
-        format_seconds(plan.step_seconds),
-        plan.slowdown,
-        plan.simulated,
+    note(
+        f"predicted {format_bytes(peak)} and {format_seconds(plan.step_seconds)} a step, {plan.slowdown:.2f} times the "
+        f"fastest ({plan.simulated} recipes simulated; why: plan.json in the run directory)."
     )
     text = json.dumps({**plan.to_mapping(), "predicted": promised}, indent=2, allow_nan=False)
-    return Chosen(
-        recipe=plan.recipe,
-        fallbacks=plan.fallbacks,
-        predicted=promised,
-        plan=text,
-        fidelity=plan.fidelity,
-        rivals=plan.rivals,
-        traits=plan.traits,
-    )
+    return chosen_before(plan.recipe, text)
 
 
-def chosen_before(recipe: Recipe, plan: str | None, *, tune: bool) -> Chosen:
-    """Returns the recipe of a run that goes on; `plan` is the text of `plan.json`, None if it was not planned."""
+def chosen_before(recipe: Recipe, plan: str | None, *, tune: bool = True) -> Chosen:
+    """Returns the recipe of a run, with what the text of its `plan.json` adds; None: it was not planned."""
     if plan is None:
         return Chosen(recipe=recipe)
     try:

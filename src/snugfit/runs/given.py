@@ -3,86 +3,47 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from snugfit.errors import InputError
-from snugfit.runs.request import PYTHON
+from snugfit.runs.request import Collate, Given, name_of
 from snugfit.techniques.batches import map_tensors
 from snugfit.training.evaluation import task_of, undisturbed
 from snugfit.workloads.data import Splits
 from snugfit.workloads.data.splits import BatchedImages
 from snugfit.workloads.tasks import Task, task_named
 
-Collate = Callable[[list[Any]], Any]
+
+def task_of_given(given: Given, name: str | None) -> Task:
+    """Returns what is learned with given datasets or a given loss; `InputError` where nobody has said it."""
+    if given.loss is not None:
+        known = task_of(given.loss, given.loss_weight)
+        return dataclasses.replace(known, name=name or known.name)
+    return task_of(None, given.loss_weight) if name is None else task_named(name)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Given:
-    """What `snugfit.train` was given in place of names."""
-
-    model: nn.Module | Callable[[], nn.Module] | None = None
-    """The model, or what builds it."""
-    data: Any = None
-    """(training, validation) or (training, validation, test) datasets, or opened data."""
-    loss: Any = None
-    """As for `snugfit.prepare`; None: the task's, or the model's own."""
-    loss_weight: Any = "samples"
-    """As for `snugfit.prepare`."""
-    forward: Any = None
-    """As for `snugfit.prepare`."""
-    split: Any = None
-    """As for `snugfit.prepare`."""
-    collate: Collate | None = None
-    """From a list of samples to a batch; None: torch's way."""
-
-    def task(self, name: str | None) -> Task:
-        """Returns what is learned with given datasets or a given loss; `InputError` where nobody has said it."""
-        if self.loss is not None:
-            known = task_of(self.loss, self.loss_weight)
-            return dataclasses.replace(known, name=name or known.name)
-        if name is not None:
-            return task_named(name)
-        return task_of(None, self.loss_weight)
-
-    def for_prepare(self, task: Task) -> dict[str, Any]:
-        """Returns the arguments of `snugfit.prepare` that say what is learned."""
-        own = self.loss is not None or task.name == "training"
-        return {
-            "loss": self.loss if own else task.loss,
-            "loss_weight": self.loss_weight if own else task.loss_weight,
-            "forward": self.forward,
-            "split": self.split or task.split,
-        }
-
-
-def name_of(given: Any) -> str:
-    """Returns the name under which a run directory remembers an object."""
-    if isinstance(given, list | tuple) and given:
-        given = given[0]
-    return PYTHON + str(getattr(given, "__qualname__", None) or type(given).__name__)
-
-
-def opened(given: Any, collate: Collate | None) -> Splits:
+def opened(data: Any, collate: Collate | None) -> Splits:
     """Returns given datasets as opened data; `InputError` for what cannot be read in any order."""
-    if isinstance(given, Splits):
-        return given
-    if not isinstance(given, list | tuple) or not 2 <= len(given) <= 3:
+    if isinstance(data, Splits):
+        return data
+    if not isinstance(data, list | tuple) or not 2 <= len(data) <= 3:
         raise InputError(
-            f"data is a {type(given).__name__}; give a name such as 'digits', or datasets: (train, validation) or (train, "
+            f"data is a {type(data).__name__}; give a name such as 'digits', or datasets: (train, validation) or (train, "
             "validation, test), where validation and test may be None."
         )
-    for dataset in given:
+    for dataset in data:
         if dataset is not None:
             _check(dataset)
-    if given[0] is None or len(given[0]) == 0:
+    if data[0] is None or len(data[0]) == 0:
         raise InputError("the training dataset is empty; give at least one batch of samples.")
-    parts = [None if one is None or len(one) == 0 else _Batched(one, collate) for one in given]
-    return Splits(name=name_of(given), train=parts[0], validation=parts[1], test=parts[2] if len(parts) > 2 else None)
+    parts = [None if one is None or len(one) == 0 else _Batched(one, collate) for one in data]
+    return Splits(
+        name=str(name_of(data)), train=parts[0], validation=parts[1], test=parts[2] if len(parts) > 2 else None
+    )
 
 
 def _check(dataset: Any) -> None:

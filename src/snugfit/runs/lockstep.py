@@ -25,9 +25,9 @@ class Lockstep:
 
         `ranks`: the processes that share every batch; None: this one alone.
         """
-        self._ranks, self._stop = ranks, stop
+        self._ranks, self.stop = ranks, stop
         if ranks is not None:
-            ranks.wish = lambda: int(stop.received or 0)
+            ranks.wish = lambda: int(self.stop.received or 0)
 
     @property
     def share(self) -> tuple[int, int]:
@@ -38,7 +38,7 @@ class Lockstep:
     def stopped_by(self) -> signal.Signals | None:
         """The signal that ends the run; with several processes, only once all have been told of it."""
         if self._ranks is None:
-            return self._stop.received
+            return self.stop.received
         return signal.Signals(self._ranks.wished) if self._ranks.wished else None
 
     def sums(self, numbers: Sequence[int]) -> list[int]:

@@ -9,9 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import inspect
-import math
-import signal
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -19,103 +16,26 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from snugfit.errors import OutOfMemoryError, TrainingError
-from snugfit.recipe import Recipe
 from snugfit.runs.best import Best
 from snugfit.runs.lockstep import Lockstep
+from snugfit.runs.loop_result import LoopResult, Position, all_finite, finite
 from snugfit.runs.progress import Progress
 from snugfit.runs.run_dir import RunDirectory
+from snugfit.runs.step_log import StepLog
 from snugfit.runs.stop_signal import StopSignal
-from snugfit.runs.waits import Waits, loading_report
+from snugfit.runs.waits import loading_report
 from snugfit.techniques.batch_share import largest_share
 from snugfit.techniques.loading.apply import fetch
-from snugfit.training.course import LOSSES_KEPT, Course, Observer
+from snugfit.training.course import Course, Observer
 from snugfit.training.evaluation import Evaluation, evaluated_at_once, read
-from snugfit.training.fallbacks import samples_of
-from snugfit.training.optimizers import OPTIMIZER_TABLE
-from snugfit.workload import Workload
 from snugfit.workloads.data.splits import Splits
 from snugfit.workloads.loader import batches, steps_per_epoch
 
 if TYPE_CHECKING:
-    from snugfit.runs.checkpoint_parts import Parts
     from snugfit.training.step import Trainer
     from snugfit.workloads.tasks import Task
 
 STATE_VERSION = 1
-
-
-def steps_of_run(workload: Workload, train_samples: int) -> int:
-    """Returns how many updates a run takes.
-
-    `workload`: `max_steps` decides where it is given, whatever the epochs; else `epochs`.
-    The last batch of an epoch may be smaller and counts as one.
-    """
-    assert workload.batch_size is not None
-    if workload.max_steps is not None:
-        return workload.max_steps
-    return workload.epochs * math.ceil(train_samples / workload.batch_size)
-
-
-def base_learning_rate(recipe: Recipe, workload: Workload) -> float | None:
-    """Returns the learning rate before the schedule; None where the optimizer is the caller's own."""
-    if workload.lr is not None:
-        return workload.lr
-    row = OPTIMIZER_TABLE.get(recipe.optimizer or workload.optimizer)
-    return None if row is None else float(inspect.signature(row.cls).parameters["lr"].default)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class LoopResult:
-    """What a run came to."""
-
-    steps: int
-    """Updates done, those of earlier processes included."""
-
-    seconds: float
-    """Wall time of the loop: steps, evaluation and checkpoints, earlier processes included."""
-
-    samples_per_second: float
-    """Samples trained per second of training steps, evaluation and checkpoints left out."""
-
-    metrics: dict[str, float | None]
-    """`train_loss` (mean over the last epoch, or what was seen of it), `validation_loss`, `test_loss`, and the task's
-    metrics, such as `validation_accuracy` and `test_accuracy`; None where the run was stopped before."""
-
-    best: dict[str, Any] | None
-    """The best evaluation: `metric`, `value`, `step`, `evaluations_since`, and whether its weights are what is `saved`; None
-    where nobody asked."""
-
-    stopped_early: bool
-    """Whether the run ended before its last step because no evaluation was better for too long."""
-
-    loading: dict[str, Any]
-    """How long this process waited for data, and what to change (`waits.loading_report`)."""
-
-    stopped_by: signal.Signals | None
-    """The signal that ended the run early, with its state saved; None: the run is finished."""
-
-
-@dataclasses.dataclass(kw_only=True, slots=True)
-class Position:
-    """Where a run is, beside the trainer's own state."""
-
-    epoch: int = 0
-    batch: int = 0
-    """Batches of this epoch that are done."""
-    evaluated_step: int = 0
-    rows: int = 0
-    """Rows of metrics that belong to the checkpoint."""
-    loss_sum: float = 0.0
-    """Over the samples of this epoch, or the labels that count."""
-    loss_samples: int = 0
-    """How many those were."""
-    samples: int = 0
-    """Trained in the whole run."""
-    step_seconds: float = 0.0
-    seconds: float = 0.0
-    metrics: dict[str, float | None] = dataclasses.field(default_factory=dict)
-    best: dict[str, Any] = dataclasses.field(default_factory=dict)
-    """The best evaluation, as `BestSoFar` has it."""
 
 
 @dataclasses.dataclass(eq=False, repr=False)
@@ -146,33 +66,21 @@ class Loop:
         self.batch_size: int = self.workload.batch_size
         self.course = Course(self.trainer, self.task, self.observer)
         self.steps_per_epoch = steps_per_epoch(self.data.train, self.batch_size)
-        self.base_rate = base_learning_rate(self.trainer.recipe, self.workload)
         self.at = Position()
         self.together = Lockstep(self.trainer.ranks, StopSignal())
-        self.best = Best(self.trainer, self.task, self.run_dir.path, lambda value: self.together.first_of(value))
-        self.waits = Waits()
-        self._pending: list[tuple[int, float | None, int, int]] = []
+        self.steps = StepLog(self.course, self.task, self.at, self.together)
+        self.best = Best(self.trainer, self.task, self.run_dir.path, self.together.first_of)
         self._saved_step = self.trainer.steps_done
-        self._rate: float | None = None
         self._resumed_at = time.perf_counter()
-        self._lap_started = self._resumed_at
-
-    def _parts(self) -> Parts | None:
-        """This process's part in checkpoints that several write; None where one process writes all of it."""
-        alone = self.trainer.ranks is None
-        if alone and not any(path.is_dir() for path in self.run_dir.checkpoints.paths()):
-            return None
-        from snugfit.runs.checkpoint_parts import Parts  # loads torch's checkpoints of several processes
-
-        return Parts(self.trainer)
 
     def resume(self) -> bool:
         """Takes up the newest undamaged checkpoint and returns True; False where the run never saved one."""
         self.run_dir.check_checkpoints()
-        state = self.run_dir.checkpoints.load_newest(self._parts())
+        state = self.run_dir.checkpoints.load_newest(self.run_dir.parts_of(self.trainer))
         if state is not None:
             self.course.resume(state)
-            self.at = Position(**state["position"])
+            for name, value in state["position"].items():
+                setattr(self.at, name, value)
             self.best.resume(self.at.best)
             self._saved_step = self.trainer.steps_done
         self.run_dir.rewind_metrics(self.at.rows)
@@ -183,10 +91,10 @@ class Loop:
 
         Where nothing fits, the last whole step is saved, unless an update ended half way.
         """
-        self._resumed_at = self._lap_started = time.perf_counter()
+        self._resumed_at = time.perf_counter()
+        self.steps.restart_clock()
         with contextlib.ExitStack() as stack:
-            stop = stop if stop is not None else stack.enter_context(StopSignal())
-            self.together = Lockstep(self.trainer.ranks, stop)
+            self.together.stop = stop if stop is not None else stack.enter_context(StopSignal())
             try:
                 self._train_steps()
             except TrainingError as error:
@@ -219,7 +127,6 @@ class Loop:
     def _train_steps(self) -> None:
         # A run that was stopped between a step and its evaluation makes up for it first.
         self._evaluate_if_due()
-        self._rate = self._next_rate()
         while self._goes_on:
             if self.at.batch >= self.steps_per_epoch:
                 self._read_losses()
@@ -227,22 +134,19 @@ class Loop:
             epoch = self._batches(self.data.train, self.batch_size, epoch=self.at.epoch, start=self.at.batch)
             epoch = self.together.seeded(epoch, self.workload.seed, lambda: self.trainer.steps_done)
             with contextlib.closing(epoch):  # ends the loading processes of an epoch that is left early
-                self.course.train(self.waits.counted(epoch), take=self._take, then=self._go_on)
+                self.course.train(self.steps.waits.counted(epoch), take=self._take, then=self._go_on)
         if self._saved_step < self.trainer.steps_done:
             self._save()
 
     def _take(self, batch: Any, loss: Tensor) -> None:
-        samples = samples_of(batch) or 0  # of several processes, some may have none of the last batch
-        weight = int(self.task.weight_of(batch)) if samples else 0  # the batch is still on the host
         self.at.batch += 1
-        self._pending.append((self.trainer.steps_done, self._rate, samples, weight))
-        self._rate = self._next_rate()
+        self.steps.take(batch)
 
     def _go_on(self) -> bool:
         """Does what is due after a step; returns whether another one follows in this epoch."""
         if self.progress is not None:
             self.progress.advance()
-        if len(self._pending) >= LOSSES_KEPT or self.trainer.steps_done == 1:
+        if self.steps.is_due:
             self._read_losses()
         self._evaluate_if_due()
         if self._due(self.workload.save_every):
@@ -253,9 +157,6 @@ class Loop:
     def _goes_on(self) -> bool:
         """Whether another step follows."""
         return self.trainer.steps_done < self.total_steps and not self.together.stopped_by and not self.best.ends
-
-    def _next_rate(self) -> float | None:
-        return None if self.base_rate is None else self.base_rate * self.trainer.lr_factor
 
     def _evaluate_if_due(self) -> None:
         step = self.trainer.steps_done
@@ -272,7 +173,7 @@ class Loop:
         """Looks whether an evaluation is the best so far."""
         found = self._named("validation", measured)
         with self._between_steps(), self.trainer.averaged():
-            self._write(lambda: self.best.judge(found[f"validation_{self.best.metric}"], _all_finite(found)))
+            self._write(lambda: self.best.judge(found[f"validation_{self.best.metric}"], all_finite(found)))
         if self.best.ends and self.progress is not None:
             self.progress.say(
                 f"step {self.trainer.steps_done}/{self.total_steps}: no better validation {self.best.metric} in "
@@ -301,32 +202,12 @@ class Loop:
         )
 
     def _read_losses(self, *, alone: bool = False) -> None:
-        """Reads the losses of the last steps, for which the host waits for the device once, and writes their rows.
-
-        `alone`: whether other processes may not be there any more, to be asked for their samples.
-        """
-        if not self._pending:
-            return
-        begun = time.perf_counter()
-        losses = self.course.losses.read()
-        now = time.perf_counter()
-        self.waits.device_seconds += now - begun
-        lap, self._lap_started = now - self._lap_started, now
-        weights = [weight for *_, weight in self._pending]
-        samples = sum(count for _, _, count, _ in self._pending)
-        if not alone:
-            samples, *weights = self.together.sums([samples, *weights])
-        self.at.samples += samples
-        self.at.step_seconds += lap
-        self.waits.step_seconds += lap
-        speed = samples / lap
-        for (step, rate, *_), weight, loss in zip(self._pending, weights, losses, strict=True):
-            self.at.loss_sum += loss * weight
-            self.at.loss_samples += weight
-            self._row({"step": step, "epoch": self.at.epoch, "loss": loss, "lr": rate, "samples_per_second": speed})
-        self._pending.clear()
-        if self.progress is not None:
-            self.progress.show(losses[-1], speed)
+        """Writes the rows of the last steps; `alone`: whether other processes may not be there any more."""
+        rows = self.steps.read(alone=alone)
+        for row in rows:
+            self._row(row)
+        if rows and self.progress is not None:
+            self.progress.show(rows[-1]["loss"], rows[-1]["samples_per_second"])
 
     def _evaluate_test(self) -> None:
         self._evaluate("test", self.data.test)
@@ -346,7 +227,7 @@ class Loop:
             measured = read(added, self.task)
         if measured is not None:
             found = self._named(name, measured)
-            self.at.metrics.update(_all_finite(found))
+            self.at.metrics.update(all_finite(found))
             self._row({"step": self.trainer.steps_done, "epoch": self.at.epoch, **found})
             if self.progress is not None:
                 told = ", ".join(f"{key.replace('_', ' ')} {value:.4f}" for key, value in found.items())
@@ -365,7 +246,8 @@ class Loop:
             self.at.rows, self.at.best = self.run_dir.rows, dataclasses.asdict(self.best.so_far)
             state["position"] = dataclasses.asdict(self.at)
             self._write(self.run_dir.flush_metrics)
-            self._write(lambda: self.run_dir.checkpoints.save(self.trainer.steps_done, state, self._parts()))
+            parts = self.run_dir.parts_of(self.trainer)
+            self._write(lambda: self.run_dir.checkpoints.save(self.trainer.steps_done, state, parts))
             self.run_dir.note_checkpoint(self.trainer.steps_done)
             self.best.saved()
             self._saved_step = self.trainer.steps_done
@@ -375,10 +257,10 @@ class Loop:
         """Stops the clock of the steps before, does something, and starts a new one."""
         self._read_losses()
         yield
-        self._lap_started = time.perf_counter()
+        self.steps.restart_clock()
 
     def _row(self, row: dict[str, Any]) -> None:
-        clean = {key: _finite(value) if isinstance(value, float) else value for key, value in row.items()}
+        clean = {key: finite(value) if isinstance(value, float) else value for key, value in row.items()}
         self._write(lambda: self.run_dir.log(clean))
         if self.on_row is not None:
             on_row = self.on_row
@@ -402,20 +284,11 @@ class Loop:
             seconds=seconds,
             samples_per_second=self.at.samples / self.at.step_seconds if self.at.step_seconds else 0.0,
             metrics={
-                "train_loss": None if mean is None else _finite(mean),
+                "train_loss": None if mean is None else finite(mean),
                 **{name: self.at.metrics.get(name) for name in names},
             },
             best=self.best.to_mapping(),
             stopped_early=self.best.ends and self.trainer.steps_done < self.total_steps,
-            loading=loading_report(self.waits, self.trainer.recipe, on_card=self.trainer.device.type != "cpu"),
+            loading=loading_report(self.steps.waits, self.trainer.recipe, on_card=self.trainer.device.type != "cpu"),
             stopped_by=self.together.stopped_by,
         )
-
-
-def _all_finite(found: Mapping[str, float]) -> dict[str, float | None]:
-    return {name: _finite(value) for name, value in found.items()}
-
-
-def _finite(value: float) -> float | None:
-    """Returns None for infinity and NaN, which JSON does not have."""
-    return value if math.isfinite(value) else None

@@ -21,7 +21,7 @@ from snugfit.errors import InputError, SnugfitWarning, listed
 from snugfit.recipe import Recipe
 from snugfit.runs.model_parts import hub_name, starting_weights, stored_start
 from snugfit.runs.request import Request, is_named, resume_command
-from snugfit.runs.run_dir import RECIPE, START, WORKLOAD, holds_run
+from snugfit.runs.run_files import START, RunFiles, holds_run
 from snugfit.techniques.adapter.layers import adapter_record
 from snugfit.techniques.adapter.merged import adapted_everywhere, merged_weights, tensor_names
 from snugfit.techniques.init.late import values_of
@@ -32,7 +32,6 @@ from snugfit.workloads.hf_files import fresh_parts
 from snugfit.workloads.models import build_model, parse_model_args
 from snugfit.workloads.weights import StoredShards, StoredWeights, fingerprint
 from snugfit.workloads.weights_file import Layout, layout_of, save_tensors
-from snugfit.yaml_files import read_yaml
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,8 +112,8 @@ def _read(run_dir: Path) -> tuple[Request, Recipe]:
         raise InputError(
             f"{str(run_dir)!r} is a folder without a run in it. Give the run directory of `snugfit train`."
         )
-    request = Request.from_mapping(read_yaml(run_dir / WORKLOAD, "run file", example="data: digits"))
-    recipe = Recipe.from_yaml(run_dir / RECIPE)
+    kept = RunFiles(run_dir)
+    request, recipe = kept.read_request(), kept.read_recipe()
     if recipe.adapter == "none":
         raise InputError(
             f"the run in {str(run_dir)!r} trained no adapter (adapter=none), so there is nothing to merge: its {MODEL} has "

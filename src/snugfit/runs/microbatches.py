@@ -21,25 +21,23 @@ from snugfit.errors import warn
 from snugfit.fake_device.materialise import without_memory
 from snugfit.planner.separable import given_check
 from snugfit.runs.chosen import Chosen
+from snugfit.runs.job import Job
 from snugfit.runs.planned import described
-from snugfit.runs.request import Request
 from snugfit.simulator.batch_shapes import skeleton_of
 from snugfit.techniques.batches import batch_length
 from snugfit.techniques.microbatch import splits
 from snugfit.training.model_call import output_of
-from snugfit.workloads.data import Splits
-from snugfit.workloads.tasks import Task
 
 _PASSES = 3
 """A backward pass computes twice what a forward pass does."""
 
 
-def with_microbatches_tried(by: Chosen, request: Request, data: Splits, task: Task) -> Chosen:
+def with_microbatches_tried(by: Chosen, job: Job) -> Chosen:
     """Returns the recipe of a run with what was found out about its microbatches; warns if they change the update."""
-    settings = request.settings
+    settings = job.settings
     if by.plan is not None or settings.coupled_samples is not None or not splits(by.recipe, settings):
         return by
-    model, batch, arguments = described(request, data, task)
+    model, batch, arguments = described(job)
     shapes = skeleton_of(batch)
     flops, parameters = _cost(model, shapes, arguments.get("forward"))
     if flops is None:

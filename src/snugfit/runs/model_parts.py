@@ -50,20 +50,14 @@ def without_weights(spec: str, **given: Any) -> torch.nn.Module:
         return build_model(spec, **given, init="host", device="meta")
 
 
-def skeleton(request: Request, num_classes: int | None = None) -> torch.nn.Module:
-    """Returns the model without memory, to look at; a given one as it is."""
-    if request.given is None or request.given.model is None:
-        return without_weights(request.model, **told(request, num_classes))
+def whole_model(request: Request, num_classes: int | None = None, *, values: bool = False) -> torch.nn.Module:
+    """Returns the model without memory, to look at, or with random values, to try; a given module as it is."""
     model: Any = request.given.model
-    return model if isinstance(model, torch.nn.Module) else without_memory(lambda _: model())
-
-
-def _real_model(request: Request, num_classes: int | None) -> torch.nn.Module:
-    """The model with random values, to try; a given one is tried itself."""
-    if request.given is None or request.given.model is None:
-        return build_model(request.model, **told(request, num_classes))
-    model: Any = request.given.model
-    made: torch.nn.Module = model if isinstance(model, torch.nn.Module) else model()
+    if isinstance(model, torch.nn.Module):
+        return model
+    if model is None:
+        return (build_model if values else without_weights)(request.model, **told(request, num_classes))
+    made: torch.nn.Module = model() if values else without_memory(lambda _: model())
     return made
 
 
@@ -88,7 +82,7 @@ def check_sample(request: Request, data: Splits, task: Task, model_args: Mapping
         return None if data.num_classes is None else int(classification_logits(output).shape[1])
 
     images = request.task == IMAGE_CLASSIFICATION
-    makers = [skeleton, _real_model]
+    with_values = [False, True]
     if images:
         try:
             batch = data.train.batch([0])
@@ -105,17 +99,17 @@ def check_sample(request: Request, data: Splits, task: Task, model_args: Mapping
         if data.num_classes is not None:
             batch["labels"].zero_()  # too few outputs are told below, not by the loss
         # Models of transformers take it; in others nobody sees without memory that an id has no embedding.
-        makers = [_real_model] if hub_name(request) is None else []
+        with_values = [True] if hub_name(request) is None else []
     found = model_args.get("num_labels", model_args.get("num_classes"))
-    for make in makers:
+    for values in with_values:
         try:
-            found = scores(make(request, data.num_classes))
+            found = scores(whole_model(request, data.num_classes, values=values))
             break
         except (Exception, SystemExit) as error:
             # Some operators do not run without memory; what is really wrong, if anything, a real model says.
-            if make is _real_model and isinstance(error, SnugfitError):
+            if values and isinstance(error, SnugfitError):
                 raise
-            if make is _real_model:
+            if values:
                 raise InputError(
                     f"model {request.model!r} cannot take {given}: {describe(error, None).rstrip('.')}. {todo}"
                 ) from error

@@ -1,4 +1,4 @@
-"""What `snugfit train` was asked to do: a new run, or one to go on with. Decided without torch."""
+"""What is trained, by names or Python objects, as a run directory keeps it. Imports no torch."""
 
 from __future__ import annotations
 
@@ -7,25 +7,43 @@ import dataclasses
 import re
 import shlex
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from snugfit.errors import InputError, RecipeError, option, warn
-from snugfit.fields import field_infos
-from snugfit.recipe import Recipe
-from snugfit.run import Run, by_owner
-from snugfit.training.run_results import CHECKPOINTS
+from snugfit.errors import InputError, RecipeError
 from snugfit.workload import Workload
 
-CHANGEABLE = ("epochs", "max_steps", "evaluate", "eval_every", "save_every", "patience", "gpus", "nodes")
-"""Training settings that a resumed run may be given anew: how long, how often and by how many, not what a step does."""
+Collate = Callable[[list[Any]], Any]
 
 PYTHON = "python:"
 """Prefix of the name of a model or data that was given as a Python object."""
 
-FIXED = ("precision", "optimizer")
-"""Recipe fields that a resumed run keeps; the others only say how the same step is held in memory."""
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Given:
+    """Python objects that `snugfit.train` was given in place of names, and functions."""
+
+    model: Any = None
+    """The model, or what builds it; None: it has a name."""
+    data: Any = None
+    """(training, validation) or (training, validation, test) datasets, or opened data; None: it has a name."""
+    loss: Any = None
+    """As for `snugfit.prepare`; None: the task's, or the model's own."""
+    loss_weight: Any = "samples"
+    """As for `snugfit.prepare`."""
+    forward: Any = None
+    """As for `snugfit.prepare`."""
+    split: Any = None
+    """As for `snugfit.prepare`."""
+    collate: Collate | None = None
+    """From a list of samples to a batch; None: torch's way."""
+
+    @property
+    def any(self) -> bool:
+        """Whether there is an object at all."""
+        objects = (self.model, self.data, self.loss, self.forward, self.split, self.collate)
+        return any(one is not None for one in objects)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,8 +78,8 @@ class Request:
     """Training settings, without the traits of the model."""
     strict: bool = False
     """Whether an image file that cannot be read stops the run."""
-    given: Any = dataclasses.field(default=None, compare=False)
-    """A `Given`: what came as Python objects, of which `model` and `data` are then only names; not kept."""
+    given: Given = dataclasses.field(default=Given(), compare=False)
+    """What came as Python objects, of which `model` and `data` are then only names; not kept."""
 
     def to_mapping(self) -> dict[str, Any]:
         """Returns plain data for `workload.yaml`."""
@@ -91,77 +109,8 @@ class Request:
         return cls(**{**given, "model_args": tuple(map(str, given["model_args"])), "settings": settings})
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class How:
-    """How a run is started and watched; unlike `Request`, its directory does not keep this."""
-
-    download: bool
-    """Whether data and models may be fetched."""
-    tensorboard: bool
-    """Whether event files are written."""
-    progress: bool
-    """Whether progress is shown."""
-    resume: bool
-    """Whether the run goes on."""
-
-
 NAMES = tuple(field.name for field in dataclasses.fields(Request) if field.name != "given")
 """What a run directory keeps of a request."""
-
-
-def resumed_request(
-    told: Mapping[str, Any], options: Mapping[str, Any], wanted: Recipe | None, recipe: Recipe, stored: Request
-) -> tuple[Recipe, Request]:
-    """Compares what is given along with `resume` with the run, so that no change is silently ignored.
-
-    `told`: field of the request -> what was said of it; None: nothing.
-    Returns the run's recipe, changed where that was asked for, which is said in a warning; and its request with a new
-    length, new intervals or a new device.
-    """
-    problems = [
-        f"{name} is {value!r}; the run has {getattr(stored, name)!r}."
-        for name, value in told.items()
-        if name != "device" and value is not None and value != getattr(stored, name)
-    ]
-    fields, given = by_owner(options)
-    wanted = (wanted or recipe).replace(**fields)
-    changed = [name for name in field_infos(Recipe) if getattr(wanted, name) != getattr(recipe, name)]
-    for name in FIXED:
-        if name in changed:
-            problems.append(f"{name} is {getattr(wanted, name)!r}; the run has {getattr(recipe, name)!r}.")
-    settings = stored.settings.replace(**given)
-    free = CHANGEABLE if settings.lr_schedule == "constant" else CHANGEABLE[2:]
-    for name in given:
-        if name not in free and getattr(settings, name) != getattr(stored.settings, name):
-            problems.append(f"{name} is {getattr(settings, name)!r}; the run has {getattr(stored.settings, name)!r}.")
-    if problems:
-        problems[-1] += (
-            " Leave that out, or start another run. What may change here: "
-            f"{', '.join(free)}, device, and the recipe except precision and optimizer."
-        )
-        raise RecipeError(problems, subject=f"{option('resume')} goes on with the run as it was started")
-    Run(wanted, settings)
-    if changed:
-        told_changes = ", ".join(f"{name} {getattr(recipe, name)} -> {getattr(wanted, name)}" for name in changed)
-        warn(
-            f"the run goes on by another recipe ({told_changes}), so its weights will not be bitwise those of a run that "
-            "was never stopped.",
-        )
-    elif settings.ranks != stored.settings.ranks:
-        warn(
-            f"the run goes on in {settings.ranks} processes, and had {stored.settings.ranks}: its weights will agree with "
-            "those of a run that was never stopped up to rounding, not bitwise."
-        )
-    return wanted, dataclasses.replace(stored, settings=settings, device=told.get("device") or stored.device)
-
-
-def free_run_dir(model: Any, data: Any) -> Path:
-    """Returns the first free directory of the form `runs/MODEL-DATA`, `runs/MODEL-DATA-2`, ..."""
-    return free_directory(_last(_said(model)), _said(data))
-
-
-def _said(given: Any) -> str:
-    return given if isinstance(given, str) else getattr(given, "__name__", type(given).__name__)
 
 
 def free_directory(*words: str) -> Path:
@@ -176,6 +125,15 @@ def free_directory(*words: str) -> Path:
         number += 1
         path = base.with_name(f"{base.name}-{number}")
     return path
+
+
+def name_of(given: Any) -> str | None:
+    """Returns the name under which a run directory remembers a model or data; None where nothing was given."""
+    if given is None or isinstance(given, str):
+        return given
+    if isinstance(given, list | tuple) and given:
+        given = given[0]
+    return PYTHON + str(getattr(given, "__qualname__", None) or type(given).__name__)
 
 
 def is_named(spec: str) -> bool:
@@ -201,25 +159,16 @@ def model_arguments(given: Mapping[str, Any] | Iterable[str]) -> tuple[str, ...]
     return tuple(texts)
 
 
-def resume_command(path: Path, request: Request) -> str:
-    """Returns what to type to go on with a run.
-
-    A line for a shell; for a run of Python objects, a call.
-    """
-    if request.given is not None:
+def resume_command(path: Path, request: Request, rdzv: str | None = None) -> str:
+    """Returns what to type to go on with a run: a line for a shell; for a run of Python objects, a call."""
+    if request.given.any:
         return f"snugfit.train(model, data, run_dir={str(path)!r}, resume=True), with the same model and data"
-    return f"snugfit train --run-dir {shlex.quote(str(path))} --resume"
+    meeting = "" if rdzv is None else f" --rdzv {rdzv}"
+    return f"snugfit train --run-dir {shlex.quote(str(path))} --resume{meeting}"
 
 
-def saved_words(path: Path, how_to_resume: str) -> str:
-    """Returns a sentence on what an interrupted run leaves, and how to go on with it."""
-    paths = sorted((path / CHECKPOINTS).glob("step-*.ckpt"))
-    saved = f"Saved: {paths[-1]}." if paths else "No checkpoint was saved yet, so the run starts over."
-    return f"{saved} Go on with: {how_to_resume}"
-
-
-def _last(spec: str) -> str:
-    """The short name of a model: `resnet18` of `timm:resnet18`, the folder of a config file or path."""
+def short_name(spec: str) -> str:
+    """Returns the short name of a model: `resnet18` of `timm:resnet18`, the folder of a config file or path."""
     prefix, _, name = spec.partition(":")
     if prefix != "hf":
         return spec.rpartition(":")[2]

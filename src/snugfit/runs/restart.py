@@ -17,14 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 from snugfit.errors import warn
 from snugfit.recipe import Recipe
+from snugfit.runs.run_files import SHORTAGES
 from snugfit.techniques.batch_share import largest_share
 from snugfit.workload import Workload
 
 if TYPE_CHECKING:
     from snugfit.training.step import Trainer
-
-NOTES = ".out-of-memory"
-"""File of a run directory: a line for each process that ran out of memory, and for each recipe that was chosen then."""
 
 
 def note(path: Path, trainer: Trainer, cause: str) -> None:
@@ -49,7 +47,7 @@ def notes(path: Path) -> list[dict[str, Any]]:
     """Returns the notes in order, without a last line that was cut short."""
     found = []
     try:
-        lines = (path / NOTES).read_text(encoding="utf-8").splitlines()
+        lines = (path / SHORTAGES).read_text(encoding="utf-8").splitlines()
     except OSError:
         return []
     for line in lines:
@@ -93,11 +91,6 @@ def recipe_after(path: Path, recipe: Recipe, fallbacks: tuple[Recipe, ...], work
     return chosen
 
 
-def forget(path: Path) -> None:
-    """Removes the notes of an earlier run."""
-    (path / NOTES).unlink(missing_ok=True)
-
-
 def _append(path: Path, line: Mapping[str, Any]) -> None:
-    with (path / NOTES).open("a", encoding="utf-8") as file:
+    with (path / SHORTAGES).open("a", encoding="utf-8") as file:
         file.write(json.dumps(line) + "\n")

@@ -8,9 +8,19 @@ from typing import TYPE_CHECKING, Any
 
 from snugfit.fidelity import Fidelity
 from snugfit.recipe import Recipe
+from snugfit.runs.processes import Processes
 
 if TYPE_CHECKING:
     from torch import nn
+
+    from snugfit.runs.loop import Loop
+    from snugfit.runs.loop_result import LoopResult
+    from snugfit.runs.request import Request
+    from snugfit.runs.run_device import RunDevice
+
+_SHOWN_FILES = 10
+"""Number of unreadable files that the result names; it counts all of them."""
+_PEAKS = ("peak_reserved_bytes", "peak_tensor_bytes", "peak_allocated_bytes")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,14 +50,17 @@ class TrainResult:
     """Where everything is."""
     document: Mapping[str, Any]
     """All of that as `snugfit train --json` prints it, and the rest."""
+    first: bool = True
+    """Whether the first of its processes was on this machine, or is this one; the others print nothing."""
 
     @classmethod
-    def of(cls, document: Mapping[str, Any], model: nn.Module | None = None) -> TrainResult:
+    def of(cls, document: Mapping[str, Any], model: nn.Module | None = None, *, first: bool = True) -> TrainResult:
         """Reads the document of a run.
 
         Args:
             document: As in `summary.json`.
             model: What was trained.
+            first: Whether this process, or one of this machine, is the run's first.
         """
         names = ("predicted", "measured", "seconds", "samples_per_second", "metrics", "steps", "run_dir")
         return cls(
@@ -55,6 +68,7 @@ class TrainResult:
             recipe=Recipe.from_mapping(document["recipe"]),
             fidelity=Fidelity(**document["fidelity"]),
             document=document,
+            first=first,
             **{name: document[name] for name in names},
         )
 
@@ -66,3 +80,50 @@ class TrainResult:
         from snugfit.report.train_card import train_card
 
         return train_card(self.document)
+
+
+def measured_by_all(processes: Processes, mine: dict[str, Any]) -> dict[str, Any]:
+    """Returns the measurement of the process that took most, with those of each as `ranks`; alone, its own."""
+    every = processes.all(mine)
+    peak = next(name for name in _PEAKS if mine.get(name) is not None)
+    fullest = {name: value for name, value in max(every, key=lambda one: one[peak]).items() if name != "busy_seconds"}
+    return fullest if processes.count == 1 else {**fullest, "ranks": every}
+
+
+def summary_of(
+    loop: Loop,
+    request: Request,
+    where: RunDevice,
+    measured: Mapping[str, Any],
+    result: LoopResult,
+    processes: Processes,
+) -> dict[str, Any]:
+    """Returns the document; several processes each call it."""
+    import torch
+
+    trainer, task = loop.trainer, loop.task
+    workload = trainer.workload.replace(max_steps=request.settings.max_steps)
+    found = dataclasses.asdict(result)
+    del found["stopped_by"]
+    if where.card:  # wall time says nothing of a card that is not there
+        found |= dict.fromkeys(("seconds", "samples_per_second", "loading"))
+    return {
+        "recipe": trainer.recipe.to_mapping(),
+        "workload": {**request.to_mapping(), "settings": workload.to_mapping()},
+        "fidelity": dataclasses.asdict(trainer.fidelity),
+        "measured": dict(measured),
+        **found,
+        "main_metric": {"name": task.main_metric, "higher_is_better": task.higher_is_better},
+        "steps_per_epoch": loop.steps_per_epoch,
+        "unreadable": _unreadable(loop, processes),
+        "device": where.name if where.card else str(trainer.device),
+        "rehearsal": where.card is not None,
+        "run_dir": str(loop.run_dir.path),
+        "torch_version": str(torch.__version__),
+    }
+
+
+def _unreadable(loop: Loop, processes: Processes) -> dict[str, Any]:
+    """The files that any process could not read."""
+    found = list(dict.fromkeys(name for names in processes.all(list(loop.data.unreadable)) for name in names))
+    return {"files": len(found), "first": found[:_SHOWN_FILES]}

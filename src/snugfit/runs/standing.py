@@ -19,7 +19,7 @@ STARTED_BY_US = "snugfit-"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Place:
+class Rank:
     """The position of a process among those that were started with it."""
 
     number: int
@@ -37,7 +37,7 @@ class Place:
         return {"gpus": self.local_count, "nodes": self.count // self.local_count}
 
 
-def place_here() -> Place | None:
+def rank_here() -> Rank | None:
     """Returns this process's position, by its environment; None where it was started alone."""
     found = _numbers("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
     if found is None:  # tasks of each machine as in `4(x2)`; what was asked for is set only where it was
@@ -46,7 +46,12 @@ def place_here() -> Place | None:
     if found is None or found[1] == 1:
         return None
     ours = os.environ.get("TORCHELASTIC_RUN_ID", "").startswith(STARTED_BY_US)
-    return Place(number=found[0], count=found[1], local_number=found[2], local_count=found[3], ours=ours)
+    return Rank(number=found[0], count=found[1], local_number=found[2], local_count=found[3], ours=ours)
+
+
+def by_elastic() -> bool:
+    """Returns whether torch elastic has started the processes, and holds the store where they meet."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
 def _numbers(number: str, count: str, local: str, locals_: str) -> tuple[int, int, int, int] | None:
@@ -59,10 +64,10 @@ def _numbers(number: str, count: str, local: str, locals_: str) -> tuple[int, in
     return here, every, int(told[2][0]) if told[2] else here, int(told[3][0]) if told[3] else every
 
 
-def where_to_meet(place: Place, rdzv: str | None) -> dict[str, str]:
+def where_to_meet(rank: Rank, rdzv: str | None) -> dict[str, str]:
     """Returns the variables by which torch finds the others, those that are not set; `rdzv` is HOST:PORT."""
     known = os.environ
-    told = {"RANK": str(place.number), "WORLD_SIZE": str(place.count)}
+    told = {"RANK": str(rank.number), "WORLD_SIZE": str(rank.count)}
     if "MASTER_ADDR" in known and "MASTER_PORT" in known:
         return told
     if rdzv is not None:
@@ -74,7 +79,7 @@ def where_to_meet(place: Place, rdzv: str | None) -> dict[str, str]:
         )
     else:
         raise InputError(
-            f"{place.count} processes were started, and nobody says where they meet; give {option('rdzv HOST:PORT')}."
+            f"{rank.count} processes were started, and nobody says where they meet; give {option('rdzv HOST:PORT')}."
         )
     return {**told, "MASTER_ADDR": host, "MASTER_PORT": port}
 
@@ -85,18 +90,18 @@ def first_host(nodes: str) -> str:
     return nodes if first is None else re.sub(r"\[(\w+)[^\]]*\]", r"\1", first[0])
 
 
-def agreed_options(place: Place, options: Mapping[str, Any]) -> dict[str, int]:
+def agreed_options(rank: Rank, options: Mapping[str, Any]) -> dict[str, int]:
     """Returns `gpus` and `nodes` as processes were started; `InputError` where others were asked for."""
-    there = place.settings
+    there = rank.settings
     for name, value in there.items():
         wanted = options.get(name)
         if (
             wanted is not None
             and int(wanted) != value
-            and (name == "gpus" or int(wanted) * there["gpus"] != place.count)
+            and (name == "gpus" or int(wanted) * there["gpus"] != rank.count)
         ):
             raise InputError(
-                f"{option(name)} {wanted} was asked for, and {place.count} processes were started, {there['gpus']} on each "
+                f"{option(name)} {wanted} was asked for, and {rank.count} processes were started, {there['gpus']} on each "
                 f"of {there['nodes']} machines. Leave it out: whoever starts the processes has said it already."
             )
     return there

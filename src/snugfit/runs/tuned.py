@@ -4,31 +4,30 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import logging
 from collections.abc import Mapping
 from typing import Any
 
+from snugfit.errors import note
 from snugfit.measure.meter import Meter
 from snugfit.recipe import Recipe
 from snugfit.report.train_card import recipes_tried
 from snugfit.report.words import recipe_in_words
 from snugfit.runs.chosen import Chosen
-from snugfit.runs.place import RunPlace
+from snugfit.runs.run_device import RunDevice
 from snugfit.runs.run_dir import RunDirectory
 from snugfit.training.step import Trainer
 from snugfit.training.tuning import Tuning, steps_for
 
 LONGER = 3
 """A run takes at least so many times the steps of its tuning; a shorter one keeps the plan's recipe."""
-_LOGGER = logging.getLogger(__name__)
 
 
-def with_rivals_to_time(chosen: Chosen, where: RunPlace, steps: int) -> Chosen:
+def with_rivals_to_time(chosen: Chosen, where: RunDevice, steps: int) -> Chosen:
     """Returns the same without rivals where seconds mean nothing, or the run is too short to gain by timing them."""
     if not chosen.to_be_tuned:
         return chosen
     if where.card is not None:
-        _LOGGER.info("a rehearsed card has no seconds, so no recipe is timed: the plan's is kept.")
+        note("a rehearsed card has no seconds, so no recipe is timed: the plan's is kept.")
     elif steps >= LONGER * steps_for(1 + len(chosen.rivals)):
         return chosen
     return dataclasses.replace(chosen, rivals=())
@@ -44,7 +43,7 @@ def watch_tuning(trainer: Trainer, chosen: Chosen, run_dir: RunDirectory, meter:
         found = ended.to_mapping()
         assert ended.kept is not None and chosen.plan is not None
         run_dir.note_tuned(ended.kept, json.dumps({**json.loads(chosen.plan), "tuned": found}, indent=2))
-        _LOGGER.info("%s", in_words(found))
+        note(in_words(found))
 
     tuning.on_end, tuning.changing = keep, meter.changing
     return tuning

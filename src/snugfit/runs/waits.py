@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
 import time
 from collections.abc import Iterator
 from typing import Any
 
 from snugfit.recipe import Recipe
+from snugfit.runs.joining import usable_processors
 
 LATE_SECONDS = 1e-3
 """A batch that takes longer counts as late; one that lies ready comes out of a worker's queue in some 0.1 milliseconds."""
@@ -84,7 +84,7 @@ def loading_report(waits: Waits, recipe: Recipe, *, on_card: bool, processors: i
     # A batch that takes less than a worker needs to hand it over is not made faster by one.
     if share >= WORTH_SHARE and (recipe.workers or waits.late_batches >= BURSTS * waits.batches):
         has = f"workers={recipe.workers}, pin_memory={recipe.pin_memory}, prefetch={recipe.prefetch}"
-        changes = [_change(waits, recipe, processors or _usable_processors(), on_card=on_card)]
+        changes = [_change(waits, recipe, processors or usable_processors(), on_card=on_card)]
         if on_card and not recipe.pin_memory:
             changes.append("pin_memory=True lets copies to the card run beside its work")
         who = "The card" if on_card else "Training"
@@ -126,9 +126,3 @@ def _enough(waits: Waits, workers: int) -> int:
     computed = max(waits.step_seconds / batches - waited, 1e-9)
     loading = workers * (waited + computed) if workers else waited
     return math.ceil(loading / computed) + 1
-
-
-def _usable_processors() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

@@ -28,7 +28,7 @@ from snugfit.techniques.quantize.apply import quantize_layers
 from snugfit.techniques.streams import CopyStream
 from snugfit.techniques.true_precision.apply import held_in
 from snugfit.training.caches import caching_configs, without_caches
-from snugfit.training.given_model import Plan, check_lazy, place_of, recipe_and_fallbacks
+from snugfit.training.given_model import HasRecipe, check_lazy, place_of, recipe_and_fallbacks
 from snugfit.training.switch import remember_owner, take_over
 from snugfit.workload import Workload
 
@@ -150,7 +150,7 @@ class Applied:
                 yield technique.around_training_forward()
 
 
-def apply(model: nn.Module, recipe: Recipe | Plan, *, device: torch.device | str | None = None) -> Applied:
+def apply(model: nn.Module, recipe: Recipe | HasRecipe, *, device: torch.device | str | None = None) -> Applied:
     """Puts the techniques that live in a model on it, for a loop that keeps its own forward, backward and optimizers.
 
     So train GANs, reinforcement learning, MAML, LBFGS, two optimizers, Lightning's manual optimisation. The loop stays as it

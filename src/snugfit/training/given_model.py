@@ -15,7 +15,7 @@ from snugfit.recipe import Recipe
 from snugfit.techniques.init.late import is_awaited
 
 
-class Plan(Protocol):
+class HasRecipe(Protocol):
     """What training needs of a planner's result; `fallbacks` (recipes) may be missing."""
 
     @property

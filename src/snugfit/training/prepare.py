@@ -28,7 +28,7 @@ from snugfit.techniques.streams import CopyStream
 from snugfit.techniques.true_precision.apply import held_in
 from snugfit.training.build_update import UpdateBuilder
 from snugfit.training.elementwise import check_elementwise
-from snugfit.training.given_model import Plan, candidates_of, check_lazy, place_of, recipe_and_fallbacks
+from snugfit.training.given_model import HasRecipe, candidates_of, check_lazy, place_of, recipe_and_fallbacks
 from snugfit.training.given_optimizer import GivenOptimizer, name_of
 from snugfit.training.microbatch_check import MicrobatchCheck
 from snugfit.training.model_call import Forward, Loss
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 def prepare(
     model: nn.Module | Callable[[], nn.Module],
-    recipe: Recipe | Plan | None = None,
+    recipe: Recipe | HasRecipe | None = None,
     *,
     fallbacks: Iterable[Recipe] | None = None,
     loss: Loss | None = None,

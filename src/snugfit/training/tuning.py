@@ -36,7 +36,7 @@ FASTER = 0.97
 
 
 @dataclasses.dataclass(kw_only=True, slots=True)
-class Candidate:
+class TimedRecipe:
     """A recipe that is timed."""
 
     recipe: Recipe
@@ -74,7 +74,7 @@ class Tuning:
 
         `candidates`: recipes with their predicted seconds, the plan's first.
         """
-        self.candidates = [Candidate(recipe=recipe, predicted_seconds=seconds) for recipe, seconds in candidates]
+        self.candidates = [TimedRecipe(recipe=recipe, predicted_seconds=seconds) for recipe, seconds in candidates]
         self.on_end: Callable[[Tuning], None] = lambda _: None
         """Called once, when the recipe to go on with is in place."""
         self.changing: Callable[[], AbstractContextManager[None]] = nullcontext
@@ -128,13 +128,13 @@ class Tuning:
             self._number, self._warm_up = 0, WARM_UP
 
     @property
-    def _fastest(self) -> Candidate:
+    def _fastest(self) -> TimedRecipe:
         """The plan's recipe, unless another one is clearly faster."""
         plan, *others = [one for one in self.candidates if not one.left_out]
         best = min(others, key=lambda one: one.pace, default=plan)
         return best if best.pace < FASTER * plan.pace else plan
 
-    def _goes_by(self, trainer: Trainer, candidate: Candidate) -> bool:
+    def _goes_by(self, trainer: Trainer, candidate: TimedRecipe) -> bool:
         with self.changing():
             there = trainer.try_recipe(candidate.recipe)
             free_memory(trainer.device)  # blocks that are cached for the recipe before may fit nothing of this one

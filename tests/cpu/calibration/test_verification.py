@@ -11,7 +11,7 @@ from snugfit.calibration.calibrate import calibrate
 from snugfit.cli import main
 from snugfit.cli import verify as verify_command
 from snugfit.errors import InputError
-from snugfit.runs.run_dir import METRICS
+from snugfit.runs.run_files import METRICS
 
 
 def trained(argv, *, on_line=None, tuned=True):

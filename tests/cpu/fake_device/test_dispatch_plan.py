@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from snugfit.fake_device.dispatch_plan import OperatorPlans, Plan, follow, outputs_of
+from snugfit.fake_device.dispatch_plan import OperatorPlan, OperatorPlans, follow, outputs_of
 from snugfit.private_torch import FakeFactory, new_fake_mode, viewed
 
 aten = torch.ops.aten
@@ -80,7 +80,7 @@ def test_plan_made_at_one_place_holds_wherever_its_key_is_the_same(factory, name
         key, tensors = plans.key((tensor, *args), {})
         if key not in plans.plans:
             outputs, shape = outputs_of(expected, tensors)
-            plans.plans[key] = Plan(str(operator), outputs, shape, None, (), (), "device", False)
+            plans.plans[key] = OperatorPlan(str(operator), outputs, shape, None, (), (), "device", False)
         else:
             met += 1
         made, fresh = follow(plans.plans[key], tensors, factory)

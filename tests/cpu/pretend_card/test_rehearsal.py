@@ -13,7 +13,7 @@ from snugfit.cli import main
 from snugfit.cli.ladder import _probed
 from snugfit.devices import device_named
 from snugfit.pretend_card.present import card_present
-from snugfit.runs.place import place_named
+from snugfit.runs.run_device import run_device
 
 CARD = "rehearse:rtx-3060-12gb"
 MIB = 2**20
@@ -152,7 +152,7 @@ def test_a_model_that_is_larger_than_the_card_is_refused_as_on_the_card(tmp_path
 )
 def test_devices_that_are_not_there(name, message):
     with pytest.raises(InputError, match=message):
-        place_named(name)
+        run_device(name)
 
 
 @pytest.mark.parametrize(
@@ -161,8 +161,8 @@ def test_devices_that_are_not_there(name, message):
 )
 def test_what_only_a_card_has_is_refused(fields):
     with pytest.raises(InputError, match="cannot be rehearsed"):
-        place_named(CARD).check(snugfit.Recipe(**fields))
-    place_named("cpu").check(snugfit.Recipe(**fields))
+        run_device(CARD).check(snugfit.Recipe(**fields))
+    run_device("cpu").check(snugfit.Recipe(**fields))
 
 
 def test_a_ladder_knows_the_card_by_its_row():

@@ -134,14 +134,33 @@ def test_a_process_that_ends_by_itself_ends_the_others_with_what_is_saved(folder
     assert ("KeyError: 'mine'" in said) == (how == "error")
 
 
+def until_saved(folder, launcher):
+    until = time.monotonic() + patience.SECONDS
+    while not (folder / "two" / ".saved").exists():
+        assert launcher.poll() is None and time.monotonic() < until
+        time.sleep(0.05)
+
+
+def test_ctrl_c_stops_all_after_the_same_step_and_says_so_once(folder):
+    line = command(*RUN, "--max-steps", "100000", "--no-evaluate", "--gpus", "2", "--run-dir", "two", "--json")
+    launcher = started(folder, *line)
+    try:
+        until_saved(folder, launcher)
+        launcher.send_signal(signal.SIGINT)
+        out, said = launcher.communicate(timeout=patience.SECONDS)
+    finally:
+        launcher.kill()
+    assert (launcher.returncode, out) == (130, ""), said
+    assert (
+        said.count("snugfit: stopped after step") == 1 == said.count("Go on with: snugfit train --run-dir two --resume")
+    )
+
+
 def test_a_killed_process_ends_the_others(folder):
     line = command(*RUN, "--max-steps", "100000", "--no-evaluate", "--gpus", "2", "--run-dir", "two")
     launcher = started(folder, *line, WRITE_NUMBERS="yes")
     try:
-        until = time.monotonic() + patience.SECONDS
-        while not (folder / "two" / ".saved").exists():
-            assert launcher.poll() is None and time.monotonic() < until
-            time.sleep(0.05)
+        until_saved(folder, launcher)
         processes = [int((folder / f"process-{rank}").read_text()) for rank in range(2)]
         os.kill(processes[1], signal.SIGKILL)
         _, said = launcher.communicate(timeout=patience.SECONDS)

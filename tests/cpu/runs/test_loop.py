@@ -11,8 +11,10 @@ from torch import nn
 import snugfit
 from snugfit.errors import InputError, OutOfMemoryError, SnugfitWarning, TrainingError
 from snugfit.recipe import Recipe
-from snugfit.runs.loop import Loop, base_learning_rate, steps_of_run
+from snugfit.runs.job import steps_of_run
+from snugfit.runs.loop import Loop
 from snugfit.runs.run_dir import RunDirectory
+from snugfit.runs.step_log import base_learning_rate
 from snugfit.runs.stop_signal import StopSignal
 from snugfit.training.random_state import seed_everything
 from snugfit.workload import Workload
@@ -304,8 +306,14 @@ def test_losses_are_read_late_and_together(tmp_path, monkeypatch):
         loop = make_loop(run, max_steps=40, eval_every=100, save_every=100)
         loop.steps_per_epoch = 1000  # one long epoch, as far as reading is concerned
         reads = []
-        read = loop._read_losses
-        monkeypatch.setattr(loop, "_read_losses", lambda: reads.append(len(loop._pending)) or read())
+        read = loop.steps.read
+
+        def noted(**how):
+            rows = read(**how)
+            reads.append(len(rows))
+            return rows
+
+        monkeypatch.setattr(loop.steps, "read", noted)
         loop._batches = endless
         loop.train()
     assert reads[0] == 1 and set(reads[1:4]) == {10}

@@ -333,6 +333,8 @@ class Stream(IterableDataset):
         ({"allow": "rounding"}, InputError, "allow belongs to a plan"),
         ({"budget": "8 gigs"}, InputError, "8 gigs"),
         ({"resume": True}, InputError, "resume needs run_dir"),
+        ({"gpus": 2, "nodes": 2}, InputError, "nodes 2 needs rdzv"),
+        ({"gpus": 2, "nodes": 2, "rdzv": "here:1"}, InputError, "nodes 2 needs run_dir"),
         ({"resume": True, "run_dir": "absent"}, InputError, "holds no run to resume"),
         ({"keep_checkpoints": 1}, InputError, "give at least 2"),
         ({"device": "cuda"}, InputError, "torch sees no CUDA device"),

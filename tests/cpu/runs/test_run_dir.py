@@ -12,7 +12,8 @@ from read_only import refuse_writing
 
 from snugfit.errors import InputError, TrainingError
 from snugfit.recipe import Recipe
-from snugfit.runs.run_dir import RunDirectory, check_new, holds_run
+from snugfit.runs.run_dir import RunDirectory, check_new
+from snugfit.runs.run_files import holds_run
 from snugfit.training.run_results import taken_in
 
 WORKLOAD = {"model": "m.py:f", "settings": {"epochs": 2, "betas": [0.9, 0.99]}}

@@ -24,7 +24,7 @@ from several_processes import (
 
 from snugfit.errors import InputError
 from snugfit.runs import joining
-from snugfit.runs.standing import Place, first_host, place_here
+from snugfit.runs.standing import Rank, first_host, rank_here
 
 
 @pytest.fixture
@@ -154,8 +154,8 @@ def variables(patch, **given):
 )
 def test_slurm_says_where_a_process_stands(monkeypatch, per_node, where):
     variables(monkeypatch, SLURM_PROCID=5, SLURM_NTASKS=8, SLURM_LOCALID=1, **per_node)
-    place = place_here()
-    assert (place.number, place.count, place.local_number, place.local_count) == where
+    rank = rank_here()
+    assert (rank.number, rank.count, rank.local_number, rank.local_count) == where
 
 
 @pytest.mark.parametrize(
@@ -178,7 +178,7 @@ def test_torchruns_single_thread_is_a_default_and_a_persons_number_is_not(monkey
     chosen = []
     monkeypatch.setattr(torch, "set_num_threads", chosen.append)
     monkeypatch.setattr(joining, "threads_each", lambda processes: 16 // processes)
-    place = Place(number=0, count=4, local_number=0, local_count=4, ours=False)
+    rank = Rank(number=0, count=4, local_number=0, local_count=4, ours=False)
     for said, by_torchrun_, expected in (
         ({"OMP_NUM_THREADS": "1"}, True, [4]),  # nobody has said a number
         ({"OMP_NUM_THREADS": "2"}, True, []),
@@ -189,14 +189,14 @@ def test_torchruns_single_thread_is_a_default_and_a_persons_number_is_not(monkey
         monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
         monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
         variables(monkeypatch, **said, **({"TORCHELASTIC_RUN_ID": "none"} if by_torchrun_ else {}))
-        joining._use_threads(place)
+        joining._use_threads(rank)
         assert chosen == expected, said
 
 
 def test_a_number_beyond_the_count_is_an_error(monkeypatch):
     variables(monkeypatch, RANK=2, WORLD_SIZE=2)
     with pytest.raises(InputError, match="counted from 0"):
-        place_here()
+        rank_here()
 
 
 def test_who_asks_late_hears_that_the_first_process_has_told():
@@ -205,16 +205,17 @@ def test_who_asks_late_hears_that_the_first_process_has_told():
 import os, sys, time
 from datetime import timedelta
 import torch.distributed as dist
-from snugfit.runs import joining
+from snugfit.runs import others
+from snugfit.runs.standing import Rank
 
 number = {number}
 store = dist.TCPStore("127.0.0.1", {port}, 2, number == 0, timeout=timedelta(seconds=60), wait_for_workers=False)
-place = joining.Place(number=number, count=2, local_number=number, local_count=2, ours=False)
-joining.current = joining.Joined(place, store)
-joining.current.wait_for_all(60)
+rank = Rank(number=number, count=2, local_number=number, local_count=2, ours=False)
+others.current = others.Others(rank, store)
+others.current.wait_for_all(60)
 time.sleep(number)
-print(joining.current.speaks())
-joining.end_at_once(2)
+print(others.current.speaks())
+others.end_at_once(2)
 """
     port = free_port()
     with ThreadPoolExecutor() as at_once:
@@ -222,7 +223,7 @@ joining.end_at_once(2)
     assert [(one.returncode, one.stdout) for one in done] == [(2, "True\n"), (2, "False\n")], done
 
 
-ONE_OF_TWO = "joining.Joined(joining.Place(number=1, count=2, local_number=1, local_count=2, ours=False), None)"
+ONE_OF_TWO = "others.Others(others.Rank(number=1, count=2, local_number=1, local_count=2, ours=False), None)"
 
 
 @pytest.mark.parametrize(("among_others", "code"), [(ONE_OF_TWO, 7), ("None", -signal.SIGABRT)])
@@ -231,7 +232,7 @@ def test_who_has_lost_the_others_ends_before_python_takes_everything_apart(among
     done = run_code(
         f"""
 import atexit, os, sys, types
-from snugfit.runs import joining
+from snugfit.runs import others
 
 class Held:
     def __del__(self, abort=os.abort):
@@ -239,10 +240,10 @@ class Held:
 
 sys.modules["held"] = types.ModuleType("held")
 sys.modules["held"].one = Held()
-joining.current = {among_others}
+others.current = {among_others}
 atexit.register(print, "left")
 print("said")
-joining.end_at_once(7)
+others.end_at_once(7)
 sys.stdout.flush()
 """
     )

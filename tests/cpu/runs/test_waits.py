@@ -121,7 +121,7 @@ def test_a_run_reports_its_loading(tmp_path):
         loop = Loop(trainer, data, task, run, total_steps=6)
         found = loop.train().loading
     assert workload.batch_size == loop.batch_size
-    assert (loop.waits.epochs, loop.waits.batches) == (2, 4)
-    assert loop.waits.step_seconds > loop.waits.batch_seconds + loop.waits.epoch_seconds > 0
+    assert (loop.steps.waits.epochs, loop.steps.waits.batches) == (2, 4)
+    assert loop.steps.waits.step_seconds > loop.steps.waits.batch_seconds + loop.steps.waits.epoch_seconds > 0
     assert found.keys() == {"wait_seconds", "epoch_start_seconds", "late_batches", "idle_share", "advice"}
     assert 0 < found["idle_share"] < 1 and torch.is_tensor(next(model.parameters()))

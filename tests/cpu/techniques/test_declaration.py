@@ -115,7 +115,7 @@ def test_central_files_name_no_technique():
     """Loops do not grow with techniques. Files that are about one field, or about a pair of them, are not central."""
     central = [
         "recipe.py", "planner/smallest.py", "planner/search.py", "planner/explain.py", "planner/maximize.py",
-        "planner/space.py", "planner/planner.py", "planner/fallbacks.py", "runs/place.py", "report/plan_card.py",
+        "planner/space.py", "planner/planner.py", "planner/fallbacks.py", "runs/run_device.py", "report/plan_card.py",
         "training/changeable.py", "techniques/spellings.py", "techniques/base.py", "techniques/own_optimizer.py",
         "planner/compose.py", "planner/profile.py", "planner/probe.py", "profiler/advice.py",
         "fake_device/library_kernels.py",

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from snugfit.cli.options import ShapeOptions
+from snugfit.cli.groups import ShapeOptions
 from snugfit.errors import InputError
 from snugfit.fields import field_docs
 from snugfit.workloads import hf

@@ -21,7 +21,7 @@ _OWN = tuple(name for name in KINDS if name != SIMULATED)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class RunPlace:
+class RunDevice:
     """Where a run trains."""
 
     name: str
@@ -63,7 +63,7 @@ class RunPlace:
             yield device
 
 
-def place_named(name: str) -> RunPlace:
+def run_device(name: str) -> RunDevice:
     """Returns where to train; auto is CUDA where there is one.
 
     `name`: auto, cpu, cuda or another kind that torch has here; or `rehearse:CARD`.
@@ -78,10 +78,10 @@ def place_named(name: str) -> RunPlace:
             f"device {name!r} is not there: torch sees no {name.upper()} device. Use --device cpu, or leave it out; "
             f"--device {REHEARSE}CARD trains on the processor as if a card were there."
         )
-    return RunPlace(name=name)
+    return RunDevice(name=name)
 
 
-def _rehearsed(name: str) -> RunPlace:
+def _rehearsed(name: str) -> RunDevice:
     wanted = name.removeprefix(REHEARSE)
     if wanted in ("", "auto", CUDA):
         raise InputError(
@@ -93,4 +93,4 @@ def _rehearsed(name: str) -> RunPlace:
             f"device {name!r} cannot be rehearsed: {card.name} is no CUDA card, and it is CUDA's memory that is rehearsed. "
             "Name another one of `snugfit devices`."
         )
-    return RunPlace(name=f"{REHEARSE}{card.name}", card=card)
+    return RunDevice(name=f"{REHEARSE}{card.name}", card=card)
