@@ -169,9 +169,9 @@ def build_lines(results: dict[str, Any]) -> str:
     """What a process holds while it builds a packed model from files, and what is predicted."""
     measured, *_ = [row for row in results["rows"] if "rss_bytes" in row]
     lines = [
-        f"Measured: a {measured['model']} from {format_bytes(measured['files_bytes'])} of shards, with LoRA on NF4, one short step "
-        f"on cpu: {format_bytes(measured['rss_bytes'])} resident at most, of which {format_bytes(results['imports_rss_bytes'])} are "
-        "imports, before anything is built. Predicted for the host of a machine with a card, beside that:",
+        f"Measured: a {measured['model']} from {format_bytes(measured['files_bytes'])} of shards, with LoRA on NF4, one "
+        f"short step on cpu: {format_bytes(measured['rss_bytes'])} resident at most, of which imports are "
+        f"{format_bytes(results['imports_rss_bytes'])}. Predicted for the host of a machine with a card, beside imports:",
         "",
         *(f"- {row['model']}: {format_bytes(row['host_bytes'])}" for row in results["rows"]),
     ]

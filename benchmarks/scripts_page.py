@@ -15,11 +15,11 @@ def scripts_table(results: dict[str, Any]) -> str:
         if row["predicted_bytes"] is None:
             lines.append(f"| {name} | {row['said']} | | | |")
             continue
-        apart = 100 * (row["predicted_bytes"] / row["measured_bytes"] - 1) if row["measured_bytes"] else None
-        lines.append(
-            f"| {name} | {format_bytes(row['predicted_bytes'])} | {format_bytes(row['measured_bytes'] or 0)} | "
-            f"{'' if apart is None else f'{apart:+.1f} %'} | {format_bytes(row['card_bytes']) if row['card_bytes'] else ''} |"
-        )
+        apart, card = "", format_bytes(row["card_bytes"]) if row["card_bytes"] else row["said"]
+        if row["measured_bytes"]:
+            apart = f"{100 * (row['predicted_bytes'] / row['measured_bytes'] - 1):+.1f} %"
+        sizes = [format_bytes(row[f"{which}_bytes"] or 0) for which in ("predicted", "measured")]
+        lines.append("| " + " | ".join([name, *sizes, apart, card]) + " |")
     machine = results["machine"]
     where = f"{machine['processor']}, torch {machine['torch']}, {machine['date']}; `python -m benchmarks.scripts`."
     left = sum(len(row["left_behind"]) for row in results["rows"].values())
