@@ -59,7 +59,7 @@ def _predict_train(request: Request, recipe: Recipe, place: Place, pool: Pool) -
     from snugfit.runs.job import open_job
     from snugfit.runs.planned import described
     from snugfit.simulator.batch_shapes import skeleton_of
-    from snugfit.simulator.session import simulate_training
+    from snugfit.simulator.given_training import simulate_training
 
     model, batch, arguments = described(open_job(request, download=False))
     recording = simulate_training(
