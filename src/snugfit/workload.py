@@ -17,6 +17,8 @@ from snugfit.techniques.spellings import suggestion
 OPTIMIZERS = tuple(name for name, one in OPTIMIZER_NAMES.items() if not one.holds)
 STORED_OPTIMIZERS = {name: one.holds for name, one in OPTIMIZER_NAMES.items() if one.holds}
 """Optimizers of a recipe that hold the state of another one in another way: name -> the other one."""
+DEFAULT_BATCH_SIZE = 64
+"""Samples of an update where nobody says how many."""
 CUSTOM_OPTIMIZER = "custom"
 """The workload's optimizer is a function or an object of the caller's, known to Python only."""
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from snugfit.cli import groups, options, output
 from snugfit.errors import InputError, did_you_mean
 from snugfit.units import parse_bytes
+from snugfit.workload import DEFAULT_BATCH_SIZE
 
 if TYPE_CHECKING:
     from snugfit.interop.deepspeed_config import Export
@@ -89,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
     _check(args)
     output.check_files(args, output=(".json",))
     given = options.given_fields(args, options.workload_fields(), "workload_")
-    stored = stored_run(args.recipe, given, batch_size=options.DEFAULT_BATCH_SIZE)
+    stored = stored_run(args.recipe, given, batch_size=DEFAULT_BATCH_SIZE)
     wanted = _wanted(args)
     deepspeed_export(stored.run, wanted)  # what is refused, before anything is simulated
     named, places = _named(args, stored), None

@@ -28,7 +28,6 @@ from typing import Annotated, Any
 from snugfit.cli import groups, options, output
 from snugfit.cli.ladder_parts import DATA, PREDICTED, rung_words, use_preset, write_config
 from snugfit.cli.ladder_shown import RUNG_NUMBERS, LadderProgress, print_header, rung_cells
-from snugfit.cli.options import DEFAULT_BATCH_SIZE
 from snugfit.device_kinds import BF16_SINCE, CUDA, REHEARSE
 from snugfit.errors import InputError, RecipeError, SnugfitError
 from snugfit.fields import field_infos, from_text
@@ -41,7 +40,7 @@ from snugfit.report.ladder_figure import draw_ladder
 from snugfit.runs.request import free_directory
 from snugfit.runs.run_device import run_device
 from snugfit.simulator.estimate import cards_of
-from snugfit.workload import Workload
+from snugfit.workload import DEFAULT_BATCH_SIZE, Workload
 
 TrainCommand = Callable[[Sequence[str]], Mapping[str, Any]]
 """Takes the arguments of `snugfit train` (or `estimate`) and returns its JSON document; raises `SnugfitError` when

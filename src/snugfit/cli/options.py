@@ -20,7 +20,7 @@ from snugfit.planner.constraints import Constraints, constraints_from
 from snugfit.recipe import Recipe
 from snugfit.run import Run, by_owner, check_weights_file
 from snugfit.units import parse_bytes
-from snugfit.workload import Workload
+from snugfit.workload import DEFAULT_BATCH_SIZE, Workload
 
 if TYPE_CHECKING:
     from snugfit.simulator.request import NamedModel
@@ -28,9 +28,6 @@ if TYPE_CHECKING:
 _TRAITS = ("batch_norm", "dropout", "half_weights")
 PYTHON_ONLY = ("keep_gradients", "keep_outputs")
 """Fields of the workload that make no difference to a run from the command line."""
-
-DEFAULT_BATCH_SIZE = 64
-
 
 _READ: dict[Any, Any] = {int: output.whole_number, Path: output.some_path}
 

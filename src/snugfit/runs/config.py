@@ -23,9 +23,7 @@ from snugfit.runs.run_dir import DEFAULT_KEEP, check_new
 from snugfit.runs.run_files import RunFiles, check_held
 from snugfit.training.run_results import CHECKPOINTS
 from snugfit.units import parse_bytes
-from snugfit.workload import Workload
-
-DEFAULT_BATCH_SIZE = 64
+from snugfit.workload import DEFAULT_BATCH_SIZE, Workload
 
 CHANGEABLE = ("epochs", "max_steps", "evaluate", "eval_every", "save_every", "patience", "gpus", "nodes")
 """Training settings that a resumed run may be given anew: how long, how often and by how many, not what a step does."""

@@ -91,8 +91,9 @@ def execute(config: RunConfig) -> TrainResult:
                 if stored is not None:
                     run_dir.note_start(fingerprint(stored))
             # Signals are caught from here on: what is trained is never lost between two statements.
-            rows_wanted = config.tensorboard and processes.first
-            with _stop_signal(processes) as stop, tensorboard_rows(run_dir.path, wanted=rows_wanted) as rows:
+            wanted = config.tensorboard and processes.first
+            events = tensorboard_rows(run_dir.path) if wanted else contextlib.nullcontext()
+            with _stop_signal(processes) as stop, events as rows:
                 loop = Loop(trainer, job.data, job.task, run_dir, total_steps=job.steps, observer=watch, on_row=rows)
                 busy = time.process_time()
                 result = _run(loop, stop, config, memory)

@@ -17,11 +17,8 @@ def check_tensorboard() -> None:
 
 
 @contextlib.contextmanager
-def tensorboard_rows(path: Path, *, wanted: bool = True) -> Iterator[Callable[[Mapping[str, Any]], None] | None]:
-    """Context with a function that takes rows of metrics, or None; rows of a resumed run replace earlier ones."""
-    if not wanted:
-        yield None
-        return
+def tensorboard_rows(path: Path) -> Iterator[Callable[[Mapping[str, Any]], None]]:
+    """Context with a function that takes rows of metrics; rows of a resumed run replace earlier ones."""
     from torch.utils.tensorboard import SummaryWriter
 
     writer: Any = None

@@ -52,23 +52,16 @@ class Waits:
             box = [next(batches, None)]  # a batch has no name here: nobody but the step holds it
             if box[0] is None:
                 return
-            self.took(time.perf_counter() - begun, first=first)
+            seconds = time.perf_counter() - begun
+            if first:  # or the first after a resume
+                self.epochs += 1
+                self.epoch_seconds += seconds
+            else:
+                self.batches += 1
+                self.late_batches += seconds > LATE_SECONDS
+                self.batch_seconds += seconds
             first = False
             yield box.pop()
-
-    def took(self, seconds: float, *, first: bool) -> None:
-        """Counts the wait for one batch.
-
-        `seconds`: from asking for it to having it.
-        `first`: whether it is the first of an epoch, or after a resume.
-        """
-        if first:
-            self.epochs += 1
-            self.epoch_seconds += seconds
-        else:
-            self.batches += 1
-            self.late_batches += seconds > LATE_SECONDS
-            self.batch_seconds += seconds
 
 
 def loading_report(waits: Waits, recipe: Recipe, *, on_card: bool, processors: int | None = None) -> dict[str, Any]:
