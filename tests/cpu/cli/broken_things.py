@@ -144,6 +144,7 @@ FILES: dict[str, str | bytes] = {
     "columns.csv": "one,two\n1,2\n",
     "twice.csv": "text,text\n1,2\n",
     "one_label.csv": "text,label\n" + "some words,a\n" * 40,
+    "unlabelled.csv": "text,other\n" + "some words,a\nother words,b\n" * 20,
     "few.csv": "text,label\nsome words,a\nother words,b\n",
     "blank.csv": "text,label\n" + ",a\n" * 40,
     "nulls.csv": b"text,label\n\0\0,a\n",
