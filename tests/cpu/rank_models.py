@@ -14,7 +14,7 @@ from torch import nn
 
 import snugfit
 
-SAMPLES, WIDTH, CLASSES, STEPS = 12, 6, 3, 3
+SAMPLES, WIDTH, CLASSES, STEPS = 12, 6, 3, 2
 ALL = frozenset(["none", "gradients", "full", "hybrid:2"])
 CUT = ALL - {"none"}
 

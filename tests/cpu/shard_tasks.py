@@ -23,7 +23,7 @@ from snugfit.techniques.batch_share import share_of
 from snugfit.techniques.shard.ranks import check_ranks
 from snugfit.workloads.models import build_model
 
-STEPS = 3
+STEPS = 2
 warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
 
 
@@ -145,7 +145,7 @@ def over_budget(rank, world, meeting, fails_in=None):
             recent_peak_bytes=lambda: 100 * (rank + 1) if trainer.steps_done and trainer.recipe == full else 100,
         )
         watch = BudgetWatch(meter, trainer, {"budget_bytes": 150})
-        for batch in make_batches("mlp", 8, STEPS, torch.float64):
+        for batch in make_batches("mlp", 8, 3, torch.float64):
             trainer.step(share(batch, rank, world))
             watch.after_step(trainer.steps_done)
         weights = {key: whole(value).detach().clone() for key, value in trainer.model.named_parameters()}

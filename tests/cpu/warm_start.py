@@ -108,6 +108,8 @@ SERVER_OF = {
     ("benchmarks.gpu.place_probe",): "torch",
     ("benchmarks.zoo_row",): "torch",
     ("rank_processes",): "ranks",
+    ("ddp",): "torch",
+    ("fsdp2",): "torch",
 }
 """The words after `python -m` -> server. Everything else starts afresh."""
 

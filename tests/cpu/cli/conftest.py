@@ -1,7 +1,7 @@
 import shutil
 
+import broken_things
 import pytest
-import wrong_lines
 from command_line import MODEL_FILE
 
 
@@ -16,8 +16,8 @@ def folder(tmp_path):
 def _broken_things(tmp_path_factory):
     """One folder for hundreds of lines: making it takes longer than most of them, and deleting it again as long."""
     folder = tmp_path_factory.mktemp("broken")
-    wrong_lines.make_folder(folder)
-    return folder, wrong_lines.listing(folder)
+    broken_things.make_folder(folder)
+    return folder, broken_things.listing(folder)
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def broken_folder(_broken_things, monkeypatch):
     folder, before = _broken_things
     monkeypatch.chdir(folder)
     yield folder
-    if wrong_lines.listing(folder) != before:  # the test that did it has failed by that; the next finds it as it was
+    if broken_things.listing(folder) != before:  # the test that did it has failed by that; the next finds it as it was
         shutil.rmtree(folder)
         folder.mkdir()
-        wrong_lines.make_folder(folder)
+        broken_things.make_folder(folder)

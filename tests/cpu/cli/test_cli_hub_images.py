@@ -48,27 +48,6 @@ def test_images_are_trained_and_loaded_again(here, capsys):
     assert loaded.config.num_labels == 10
 
 
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (("hf:t5/config.json", "--data", "random", "--task", "seq2seq-lm"), "`snugfit train` reads data for"),
-        (("hf:t5/config.json", "--data", "digits"), "no class in transformers for image-classification"),
-        (("hf:vit", "--data", "digits"), None),
-        (("hf:t5", "--data", "prose"), None),
-    ],
-)
-def test_what_cannot_be_trained_is_said_in_one_message(here, capsys, words, says):
-    if says is None:  # a name of a kind, in a folder that has none of this name
-        (here / "vit" / "config.json").rename(here / "elsewhere.json")
-        (here / "vit").rmdir()
-        (here / "t5" / "config.json").unlink()
-        (here / "t5").rmdir()
-        says = "is a kind of model without weights"
-    assert main(["train", *words]) == 2
-    out, err = capsys.readouterr()
-    assert says in err and not out and "Traceback" not in err
-
-
 def test_an_estimate_says_what_was_decided(here, capsys):
     assert (
         main(["estimate", "hf:t5/config.json", "--batch-size", "2", "--seq-len", "8", "--device", "cpu", "--json"]) == 0

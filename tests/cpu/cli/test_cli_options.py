@@ -5,7 +5,7 @@ import argparse
 import pytest
 
 from snugfit.cli import options
-from snugfit.errors import InputError, RecipeError
+from snugfit.errors import RecipeError
 from snugfit.fields import field_infos
 from snugfit.recipe import Recipe
 from snugfit.workload import Workload
@@ -100,13 +100,3 @@ def test_mistakes_of_file_options_and_settings_come_at_once(tmp_path):
     for part in ("presicion", "microbatch_size is 0", "every:x", "workers is 'many'", "flesh", "lr is -1", "adamm"):
         assert part in text
     assert len(caught.value.problems) == 7
-
-
-def test_recipe_that_contradicts_the_settings(tmp_path):
-    with pytest.raises(RecipeError, match="microbatch_size 100 is larger than the batch of 64"):
-        options.settings_from(parse("--microbatch-size", "100"))
-
-
-def test_missing_recipe_file():
-    with pytest.raises(InputError, match=r"recipe file 'absent\.yaml' cannot be read"):
-        options.settings_from(parse("--recipe", "absent.yaml"))

@@ -98,42 +98,6 @@ def test_nothing_fits_ten_mebibytes(folder):
         assert part in done.stderr
 
 
-@pytest.mark.parametrize(
-    "words, parts",
-    [
-        (("--budget", "8 gigs"), ("budget '8 gigs'", "8GiB")),
-        (("--budget=-1GiB",), ("budget '-1GiB'",)),
-        (("--budget", "0GiB"), ("more than 0",)),
-        (("--budget", "8GiB", "--pin", "checkpoint=none", "--forbid", "checkpoint"), ("pinned to none and forbidden",)),
-        (("--budget", "8GiB", "--checkpoint", "all", "--pin", "checkpoint=none"), ("pinned to none and given as all",)),
-        (("--budget", "8GiB", "--pin", "checkpoint"), ("FIELD=VALUE",)),
-        (("--budget", "8GiB", "--forbid", "offload"), ("no field", "offload_activations")),
-        (("--budget", "8GiB", "--allow", "everything"), ("no level of fidelity", "rounding")),
-        (("--budget", "8GiB", "--maximize", "speed"), ("batch-size",)),
-        (("--budget", "8GiB", "--figure", "plan.gif"), (".png",)),
-        (("--budget", "8GiB", "--host-budget", "much"), ("host budget 'much'",)),
-    ],
-)
-def test_bad_requests(folder, capsys, monkeypatch, words, parts):
-    from snugfit.cli import main
-
-    monkeypatch.chdir(folder)
-    assert main(["plan", "net.py:build", "--device", "rtx-3090", *words]) == 2
-    said = capsys.readouterr()
-    assert said.out == "" and said.err.count("snugfit: ") == 1 and "Traceback" not in said.err
-    for part in parts:
-        assert part in said.err
-
-
-@pytest.mark.parametrize("device, part", [("all", "one device"), ("mi300x", "no speeds"), ("rtx-9999", "unknown")])
-def test_devices_that_cannot_be_planned_for(folder, capsys, monkeypatch, device, part):
-    from snugfit.cli import main
-
-    monkeypatch.chdir(folder)
-    assert main(["plan", "net.py:build", "--budget", "1GiB", "--device", device]) == 2
-    assert part in capsys.readouterr().err
-
-
 def test_the_largest_batch(folder):
     done = run_command(
         "plan", "net.py:build", "--image-size", "64", "--device", "rtx-3090", "--budget", "450MiB", "--maximize",

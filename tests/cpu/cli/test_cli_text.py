@@ -31,9 +31,6 @@ class Reader(nn.Module):
 def reader(num_classes=6):
     return Reader(num_classes)
 
-
-def images():
-    return nn.Linear(4, 2)
 """
 
 
@@ -145,64 +142,23 @@ def test_as_typed(here):
     assert all(line.startswith(("snugfit: ", "step ")) for line in ended.stderr.splitlines()), ended.stderr
 
 
-def write(folder, name, text):
-    (folder / name).write_text(text)
-
-
-def rows(labels="xy", text="some text"):
-    return "text,label\n" + "".join(f"{text},{labels[row % len(labels)]}\n" for row in range(40))
-
-
 BAD = {
-    "no such column": ({"--data": "csv:a.csv", "--text-column": "txt"}, ["did you mean 'text'", "text, label"]),
-    "no label column": ({"--data": "csv:b.csv"}, ["looks like the label", "its columns: text, other", "--label-column"]),
-    "one class": ({"--data": "csv:one.csv"}, ["one label only ('x')"]),
-    "empty text": ({"--data": "csv:empty.csv"}, ["40 of 40 rows have no text", "line 2"]),
-    "missing file": ({"--data": "csv:none.csv"}, ["does not exist"]),
-    "malformed line": ({"--data": "jsonl:bad.jsonl"}, ["line 2 is no JSON"]),
-    "no file named": ({"--data": "parquet"}, ["Write parquet:FILE"]),
-    "hub data without network": ({"--data": "hf:nobody/nothing"}, ["cannot be loaded", "--download"]),
-    "sequence over the model's limit": ({"--seq-len": "65"}, ["--seq-len is 65; the model takes at most 64 tokens"]),
-    "sequence of nothing": ({"--seq-len": "0"}, ["--seq-len: 0 is out of range"]),
-    "vocabulary too small": ({"--model-arg": "vocab_size=100"}, ["259 tokens", "a vocabulary of 100"]),
-    "fewer outputs than labels": ({"--model-arg": "num_labels=3"}, ["tells 3 classes apart", "has 6"]),
-    "images in a text model": ({"--data": "digits"}, ["unknown for text-classification"]),
-    "text in an image model": ({"model": "timm:test_vit2"}, ["takes images"]),
-    "a data set of the other task": ({"--data": "prose"}, ["is for causal-lm"]),
-    "image size": ({"--image-size": "32"}, ["--image-size has no meaning"]),
-    "packing of labelled texts": ({"--packing": ""}, ["--packing has no meaning"]),
-    "unknown task": ({"--task": "text-clasification"}, ["did you mean 'text-classification'"]),
-    "model that takes no tokens": ({"model": "model.py:images"}, ["cannot take a batch of topics"]),
     "own model with too few outputs": (
-        {"model": "model.py:reader", "--model-arg": "num_classes=2", "--seq-len": "300"}, ["tells 2 classes apart"]
+        {"model": "model.py:reader", "--model-arg": "num_classes=2", "--seq-len": "300"}, "tells 2 classes apart"
     ),
-    "weights and no tokenizer": ({"model": "hf:bare"}, ["has weights and no tokenizer", "config.json"]),
-    "no such model": ({"model": "hf:nobody/no-such-model"}, ["nothing is downloaded"]),
-    "columns of data without any": ({"--text-column": "text"}, ["--text-column has no meaning"]),
+    "weights and no tokenizer": ({"model": "hf:bare"}, "has weights and no tokenizer"),
     "model that sees across samples": (
         {"model": "hf:opt/config.json", "--task": "causal-lm", "--data": "prose", "--packing": ""},
-        ["attend to other samples"],
-    ),
-    "text for images": (
-        {"model": "model.py:images", "--task": "image-classification"}, ["Give --task text-classification"]
-    ),
-    "options of text for images": (
-        {"model": "model.py:images", "--task": "image-classification", "--data": "digits", "--seq-len": "9"},
-        ["--seq-len has no meaning for image-classification"],
+        "attend to other samples",
     ),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", BAD)
 def test_one_message_and_nothing_written(here, capsys, name):
-    write(here, "a.csv", rows())
-    write(here, "b.csv", rows().replace("label", "other"))
-    write(here, "one.csv", rows("x"))
-    write(here, "empty.csv", rows(text=""))
-    write(here, "bad.jsonl", '{"text": "a", "label": 1}\n{"text": "b", label: 2}\n')
     if name == "weights and no tokenizer":
         build(BERT, classes=6).save_pretrained(here / "bare")
-    changes, parts = BAD[name]
+    changes, part = BAD[name]
     given = {
         **{"model": "hf:bert/config.json", "--task": "text-classification", "--data": "topics"},
         **{"--batch-size": "8", "--max-steps": "1", "--run-dir": "run"},
@@ -215,5 +171,5 @@ def test_one_message_and_nothing_written(here, capsys, name):
     out, err = capsys.readouterr()
     assert code == 2, err
     assert out == "" and not (here / "run").exists()
-    assert all(part in err for part in parts), err
+    assert part in err
     assert "Traceback" not in err and err.splitlines()[-1].startswith("snugfit: ")

@@ -11,7 +11,7 @@ import patience
 import pytest
 
 from snugfit.cli import ladder as command
-from snugfit.cli import main, parse
+from snugfit.cli import parse
 from snugfit.cli.ladder_parts import settings_words
 from snugfit.errors import CannotSimulateError, InputError, TrainingError
 from snugfit.ladder import build_ladder
@@ -197,19 +197,6 @@ def test_without_matplotlib_table_and_json_still_come(tmp_path, capsys, monkeypa
     assert "pip install 'snugfit[report]'" in captured.err
     assert "fp32" in captured.out and "ladder.png" not in captured.out
     assert (tmp_path / "out/ladder.json").exists()
-
-
-def test_bad_input_is_one_message_with_all_mistakes(tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    words = ["ladder", "m", "--data", "digits", "--device", "cpu", "--batch-size", "0", "--lr", "q", "--sgd-lr", "-1"]
-    assert main([*words, "--samples", "many"]) == 2
-    message = capsys.readouterr().err
-    assert "4 problems" in message
-    for name in ("lr is 'q'", "batch_size is 0", "sgd_lr is -1", "samples is 'many'"):
-        assert name in message
-    assert main(["ladder", "m", "--data", "digits", "--device", "cpu", "--rungs", "fp23"]) == 2
-    assert "did you mean 'fp32'" in capsys.readouterr().err
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_help_loads_no_torch():

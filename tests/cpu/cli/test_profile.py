@@ -85,24 +85,6 @@ def test_a_script_that_fails_shows_its_traceback_and_its_profile(folder):
     assert "exit code 1" in done.stdout and "optimizer state" in done.stdout
 
 
-@pytest.mark.parametrize(
-    "words, message",
-    [
-        (["nothing.py"], "script 'nothing.py' does not exist. Give the path of a Python file, then its own arguments."),
-        (["."], "is a folder"),
-        ([], "SCRIPT"),
-        (["--steps", "0", "train.py"], "--steps: 0 is out of range; give a whole number from 1"),
-        (["--timeline", "t.gif", "train.py"], ".html or .png"),
-        (["--snapshot", "no/such/s.pickle", "train.py"], "Give a file in a folder that exists"),
-        (["--stpes", "3", "train.py"], "--stpes"),
-    ],
-)
-def test_bad_input_is_one_message_and_exit_2(folder, words, message):
-    done = run_command("profile", *words, cwd=folder)
-    assert done.returncode == 2 and done.stdout == ""
-    assert message in done.stderr and "Traceback" not in done.stderr
-
-
 def test_the_example_gets_advice(tmp_path):
     example = Path(__file__).parents[3] / "examples" / "plain_training.py"
     done = run_command("profile", "--json", example, "--batch-size", "8", "--steps", "3", cwd=tmp_path)

@@ -38,11 +38,6 @@ def test_essay_by_technique_or_field(capsys):
     assert "tf32" in several and "mixed_precision" in several
 
 
-def test_unknown_technique(capsys):
-    assert main(["techniques", "chekpoint"]) == 2
-    assert "did you mean 'checkpoint'" in capsys.readouterr().err
-
-
 def test_no_torch_is_loaded():
     program = (
         "import sys; from snugfit.cli import main; main(['techniques', 'init']); assert 'torch' not in sys.modules"
@@ -93,11 +88,3 @@ def test_other_names_are_words_and_no_names_of_something_else():
             assert alias == alias.lower() and alias.strip("-") == alias and "_" not in alias
             assert alias not in (names | fields) - {row.name}, alias
             assert alias not in not_here(), alias
-
-
-@pytest.mark.parametrize(
-    ("typed", "near"), [("lorra", "lora"), ("flash-atention", "flash-attention"), ("galor", "galore")]
-)
-def test_names_nearly_right(typed, near, capsys):
-    assert main(["techniques", typed]) == 2
-    assert f"did you mean '{near}'" in capsys.readouterr().err

@@ -69,8 +69,3 @@ def test_strict_stops_at_the_first_and_names_it(photos, capsys):
     assert code == 2 and out == ""
     assert "0.png" in err and "cannot be read" in err
     assert not (photos.parent / "runs").exists()
-
-
-def test_strict_has_a_meaning_for_image_files_only(photos, capsys):
-    assert main(["train", "model.py:build", "--data", "digits", "--strict"]) == 2
-    assert "--strict has no meaning for data 'digits'" in capsys.readouterr().err

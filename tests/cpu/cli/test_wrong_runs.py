@@ -3,8 +3,8 @@
 import errno
 import shutil
 
+import broken_things
 import pytest
-import wrong_lines
 from command_line import MODEL_FILE, tiny_run
 from read_only import refuse_writing
 from wrong_lines import check, wrong
@@ -134,7 +134,7 @@ def test_the_whole_run_goes_on(run, capsys):
 
 
 def test_listing_sees_every_change(tmp_path):
-    wrong_lines.make_folder(tmp_path)
-    before = wrong_lines.listing(tmp_path)
+    broken_things.make_folder(tmp_path)
+    before = broken_things.listing(tmp_path)
     (tmp_path / "llama" / "new").write_text("x")
-    assert wrong_lines.listing(tmp_path) != before
+    assert broken_things.listing(tmp_path) != before

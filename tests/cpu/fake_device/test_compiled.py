@@ -43,9 +43,8 @@ def _chain(recipe, kind):
     return simulate_training(Chain(), recipe, batch, personality=Personality(kind=kind), arguments=settings)
 
 
-@pytest.mark.parametrize("budget", [None, 0.3])
-def test_what_is_saved_for_backward_is_predicted_to_the_byte(budget):
-    recipe = Recipe(compile="aot_eager_decomp_partition", compile_memory_budget=budget)
+def test_what_is_saved_for_backward_is_predicted_to_the_byte():
+    recipe = Recipe(compile="aot_eager_decomp_partition", compile_memory_budget=0.3)
     torch._dynamo.reset()
     assert predicted(CASE, recipe, shared_pool()) == measured(CASE, recipe)
 

@@ -19,6 +19,10 @@ BATCH = planned.batch_of(8, 4)
 
 SERVER = dataclasses.replace(planned.CARD, card=device_named("a100-80gb"))
 """A card whose links within a machine and between machines are known."""
+PLAIN = {
+    "checkpoint": "none", "offload_activations": "none", "offload_optimizer": False, "step_in_backward": False,
+}  # fmt: skip
+"""Pins that leave the choice of how to share."""
 
 
 def planner(pool, gpus=4, place=planned.CARD, blocks=4, **given):
@@ -53,7 +57,7 @@ def test_ways_to_share_are_those_that_pins_and_bans_leave(planning_pool):
 
 
 def test_the_budget_is_that_of_each_gpu(planning_pool):
-    with planner(planning_pool, blocks=8) as one:  # of four, sharing gradients alone would be enough
+    with planner(planning_pool, blocks=8, pins=PLAIN) as one:  # of four, sharing gradients alone would be enough
         whole = one.laboratory.need(Recipe()).need_bytes
         shared = one.laboratory.need(Recipe(shard="full")).need_bytes
         assert shared < 0.9 * whole
@@ -81,13 +85,13 @@ def test_activations_are_no_part_of_an_update(planning_pool):
 
 
 def test_one_gpu_has_nobody_to_share_with(planning_pool):
-    with planned.planner(planning_pool) as one:
+    with planned.planner(planning_pool, pins=PLAIN) as one:
         assert one.at(2**30).reasons["shard"] == "off: one GPU trains, and has nobody to share with."
 
 
 def test_dropout_draws_other_masks_on_several_gpus_which_was_asked_for(planning_pool):
     model = functools.partial(planned.Stack, dropout=0.1)
-    with planned.planner(planning_pool, place=planned.CARD, model=model, gpus=2, pins={"checkpoint": "none"}) as one:
+    with planned.planner(planning_pool, place=planned.CARD, model=model, gpus=2, pins=PLAIN) as one:
         plan = one.at(2**30)
     assert plan.fidelity.level == "different" and plan.recipe.microbatch_size is None
 
@@ -106,9 +110,7 @@ def test_numbers_are_doubled_while_each_gpu_has_a_sample():
 
 
 def test_the_fewest_gpus(planning_pool, caplog):
-    pins = {"checkpoint": "none", "offload_optimizer": False, "step_in_backward": False, "offload_parameters": "none"}
-    pins |= {"microbatch_size": None, "offload_activations": "none"}
-    pins |= {"adapter": "none"}
+    pins = {**PLAIN, "offload_parameters": "none", "microbatch_size": None, "adapter": "none"}
     made = functools.partial(planner, planning_pool, pins=pins, forbidden=frozenset({"quantize"}))
     with made(2) as two, made(4) as four:
         needs = [one.laboratory.need(one.constraints.base().replace(shard="full")).need_bytes for one in (two, four)]

@@ -43,7 +43,7 @@ def llama(tmp_path):
 
 
 def _rehearsed(run_dir, arguments, **more):
-    return snugfit.train(**{"device": CARD, "max_steps": 3, "run_dir": run_dir, **arguments, **more})
+    return snugfit.train(**{"device": CARD, "max_steps": 2, "run_dir": run_dir, **arguments, **more})
 
 
 def _same_bytes(result):
@@ -76,7 +76,8 @@ def test_a_language_model_takes_the_estimated_bytes(llama, tmp_path, capsys):
 
 
 def test_a_budget_is_kept_and_its_bytes_are_the_predicted_ones(tmp_path):
-    result = _rehearsed(tmp_path / "run", RESNET, budget="270MiB")
+    few = ("microbatch_size", "init", "loss_impl", "optimizer_impl", "inplace", "step_in_backward")
+    result = _rehearsed(tmp_path / "run", RESNET, budget="270MiB", forbid=few)
     assert result.recipe != snugfit.Recipe()
     assert result.measured["peak_reserved_bytes"] <= 270 * MIB - device_named("rtx-3060").context_bytes
     _same_bytes(result)

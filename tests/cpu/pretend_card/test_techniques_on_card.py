@@ -25,20 +25,23 @@ ON_CARD = {name: fields for name, fields in EXACT.items() if name != "compile"}
 """Compiled code knows no device that is written in Python."""
 HOST = {"offload_activations", "offload_checkpoints", "offload_optimizer"}
 """Techniques whose copies run beside the compute, in a stream of their own; all others have work in one stream only."""
+TOO_SMALL = {"microbatch+offload_checkpoints"}
+"""Four samples of a block's input are less than what is worth a copy."""
 SEEDS = 6
 """Most of them show a wait that is left out (the second test), so six show it nearly always."""
 MANY_SEEDS = 12
 
 
 def _cases():
+    """Each technique on all models, and each pair with copies beside the compute on one: all others have one order."""
     drawn = random.Random(0)
     for model in MODELS:
         for name, fields in ON_CARD.items():
             yield model, name, fields, drawn.randrange(1000)
-    for name, fields in pairs(ON_CARD):
-        smaller = [model for model in MODELS if model != "vit"]
-        models = smaller if HOST & set(name.split("+")) else list(MODELS)
-        yield drawn.choice(models), name, fields, drawn.randrange(1000)
+    for number, (name, fields) in enumerate(pairs(ON_CARD)):
+        if HOST & set(name.split("+")) and name not in TOO_SMALL:
+            model = "tied" if number % 2 or "microbatch" in name else "cnn"
+            yield model, name, fields, drawn.randrange(1000)
 
 
 CASES = [case for case in _cases() if allowed(case[0], case[2], SAMPLES)]
@@ -122,4 +125,4 @@ def test_a_wait_that_is_left_out_is_seen(name, plain, monkeypatch):
 
 def test_the_matrix_is_as_large_as_claimed():
     assert {name for model, name, _, _ in CASES if model == "mlp"} >= set(ON_CARD)
-    assert sum("+" in name for _, name, _, _ in CASES) >= 40
+    assert sum("+" in name for _, name, _, _ in CASES) >= 25

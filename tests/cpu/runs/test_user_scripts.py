@@ -1,6 +1,7 @@
 """Scripts of torch's own DistributedDataParallel and FSDP2, as users write them, against `gpus=2`: weights and bytes."""
 
 import runpy
+import shutil
 import sys
 from pathlib import Path
 
@@ -19,8 +20,9 @@ BYTES = 0.02
 
 def by_hand(folder, script):
     """Runs a script in two processes; returns its weights and the bytes of each process."""
+    shutil.copytree(SCRIPTS, folder, dirs_exist_ok=True)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", 2, "--master-port", free_port()]
-    run = started(folder, *torchrun, SCRIPTS / f"{script}.py")
+    run = started(folder, *torchrun, "-m", script)
     said = run.communicate(timeout=patience.SECONDS)
     assert run.returncode == 0, said
     weights = torch.load(folder / "weights.pt")

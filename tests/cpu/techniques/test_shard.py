@@ -142,7 +142,7 @@ def test_gradients_in_fp32_are_those_of_one_process(two, fields):
 
 @pytest.mark.parametrize(("fails_in", "taken"), [(None, {"checkpoint": "all"}), (1, {"microbatch_size": 2})], ids=str)
 def test_one_that_is_over_its_budget_takes_all_to_another_recipe(two, fails_in, taken):
-    _, expected = trained("mlp", {}, {"batch_size": SAMPLES}, make_batches("mlp", SAMPLES, STEPS), torch.float64)
+    _, expected = trained("mlp", {}, {"batch_size": SAMPLES}, make_batches("mlp", SAMPLES, 3), torch.float64)
     for recipe, over, weights in two.do(shard_tasks.over_budget, fails_in):
         assert recipe == {"shard": "full", **taken} and over == [50]
         assert max((weights[key] - weight).abs().max().item() for key, weight in expected.items()) < 1e-9
