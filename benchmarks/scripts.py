@@ -73,7 +73,10 @@ def words_of_text(folder: Path) -> None:
         (place / f"{part}.txt").write_text(" ".join(f"w{number % 3000}" for number in range(60_000)) + " \n")
 
 
-_NANO = "--dataset=made --n_layer=4 --n_head=4 --n_embd=256 --batch_size=4 --block_size=256 --eval_iters=2 --gradient_accumulation_steps=4 --compile=False"
+_NANO = (
+    "--dataset=made --n_layer=4 --n_head=4 --n_embd=256 --batch_size=4 --block_size=256 --eval_iters=2 "
+    "--gradient_accumulation_steps=4 --compile=False"
+)
 
 SCRIPTS: dict[str, Script] = {
     "nanoGPT": Script("karpathy/nanoGPT", "train.py", _NANO, on_cpu="--device=cpu --dtype=float32", data=tokens),

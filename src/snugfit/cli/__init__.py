@@ -129,9 +129,14 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     return args
 
 
+def is_script(word: str) -> bool:
+    """Whether a word names a Python file, and no function of it, model of a library or option."""
+    return word.endswith(".py") and not re.match(r"-|\w\w+:", word)
+
+
 def _up_to_script(argv: Sequence[str]) -> tuple[Sequence[str], list[str]]:
     """Cuts a command line behind a Python file: what follows is the script's own."""
-    ends = [number for number, word in enumerate(argv, 1) if word.endswith(".py") and not word.startswith("-")]
+    ends = [number for number, word in enumerate(argv, 1) if is_script(word)]
     return (argv[: ends[0]], list(argv[ends[0] :])) if ends else (argv, [])
 
 

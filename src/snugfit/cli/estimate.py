@@ -16,7 +16,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from snugfit.cli import groups, options, output
+from snugfit.cli import groups, is_script, options, output
 from snugfit.errors import InputError, warn
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     check_priced(prices, [card.name for card in cards_of(args.device)])
     if args.samples is not None and not prices:
         warn("--samples says what an epoch costs, and there is no --price; it has no effect.")
-    if args.model.endswith(".py"):
+    if is_script(args.model):
         from snugfit.simulator.own_script import estimate_script
 
         _check_script_options(args)
