@@ -350,7 +350,7 @@ def record_step(
 
 def _switchable(model: torch.nn.Module) -> tuple[str, ...]:
     """Techniques that would find something to switch in a model."""
-    return tuple(row.name for row in TECHNIQUES if row.nothing_to_switch and loaded(row.hooks).may_gain(model))
+    return tuple(row.name for row in TECHNIQUES if row.planning.part == "switch" and loaded(row.hooks).may_gain(model))
 
 
 def _held_by(optimizer: Any) -> tuple[Any, ...]:
