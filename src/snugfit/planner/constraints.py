@@ -55,6 +55,15 @@ class Constraints:
                 if all(map(self.is_free, changes)) and Run.is_possible(base.replace(**changes), workload):
                     yield dataclasses.replace(self, needed={**self.needed, **changes}, needed_as=why)
 
+    @property
+    def widest(self) -> Level:
+        """The level that gives up most of those allowed."""
+        return max(self.allow, key=LEVELS.index)
+
+    def up_to(self, level: Level) -> Constraints:
+        """Returns the same with all levels up to one allowed, beside those that are."""
+        return dataclasses.replace(self, allow=self.allow | set(LEVELS[: LEVELS.index(level) + 1]))
+
     def is_free(self, field: str) -> bool:
         """Returns whether the planner may choose a recipe field."""
         return field not in self.pins and field not in self.forbidden

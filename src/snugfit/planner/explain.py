@@ -6,8 +6,7 @@ too (`closeness.py`). Where changing it takes another field along, the sentence 
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection
 
 from snugfit.fidelity import fidelity
 from snugfit.fields import as_typed, field_infos
@@ -148,8 +147,8 @@ def _refusal(space: Space, best: Probe, name: str, change: Changes) -> str | Non
     """Why a change to the plan is not allowed or not possible."""
     made = space.recipe(best.recipe.to_mapping(), change)
     if isinstance(made, str):
-        wider = dataclasses.replace(space.constraints, allow=frozenset(LEVELS))
-        other = dataclasses.replace(space, constraints=wider).recipe(best.recipe.to_mapping(), change)
+        wider = space.under(space.constraints.up_to(LEVELS[-1]))
+        other = wider.recipe(best.recipe.to_mapping(), change)
         found = fidelity(other, space.workload).reasons.get(name) if isinstance(other, Recipe) else None
         if found is not None:
             level, reason = found
@@ -178,14 +177,6 @@ def _trade(saved_bytes: int, cost_seconds: float) -> str:
     return f"{memory} and make a step {format_seconds(-cost_seconds)} faster"
 
 
-def _settings(recipe: Recipe, names: Iterable[str], many: str) -> Iterator[str]:
-    """Fields as they are typed; a long list of blocks becomes a phrase in which {} is their number."""
-    for name in names:
-        value = getattr(recipe, name)
-        text = as_typed(value)
-        yield f"{name}={text if len(text) < 30 else many.format(len(value))}"
-
-
 def neighbours(usable: list[Probe], best: Probe, budget_of: Callable[[int], int]) -> tuple[str, ...]:
     """Returns at most two sentences on what a little more or less budget would change; `budget_of`: need -> budget."""
     lines = []
@@ -210,4 +201,7 @@ def neighbours(usable: list[Probe], best: Probe, budget_of: Callable[[int], int]
 
 
 def _difference(recipe: Recipe, other: Recipe) -> str:
-    return ", ".join(_settings(recipe, _differing(recipe, other), "{} blocks"))
+    """What one recipe has and another has not, as it is typed; of a long list of blocks their number."""
+    texts = {name: as_typed(getattr(recipe, name)) for name in _differing(recipe, other)}
+    short = (text if len(text) < 30 else f"{len(getattr(recipe, name))} blocks" for name, text in texts.items())
+    return ", ".join(f"{name}={text}" for name, text in zip(texts, short, strict=True))

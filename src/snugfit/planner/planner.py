@@ -31,7 +31,7 @@ from snugfit.run import Run
 from snugfit.simulator.prediction import Estimate, assemble
 from snugfit.simulator.subjects import Subject
 from snugfit.techniques.batch_share import at_once, largest_share, sharers
-from snugfit.techniques.levels import LEVELS, Level
+from snugfit.techniques.levels import Level
 from snugfit.techniques.shard import groups_of
 from snugfit.units import MIB, format_bytes
 
@@ -133,7 +133,7 @@ class Planner:
         if best is None:
             smallest = self._smallest()
             brief = least_weights_of(smallest.space) > capacity  # whatever is tried
-            least = self._least(smallest, _widest(self.constraints), brief=brief)
+            least = self._least(smallest, self.constraints.widest, brief=brief)
             if least is not None and least.need_bytes <= capacity:
                 self._led_by = self._search_in(smallest.space)
                 best = self._led_by.run(capacity)
@@ -173,7 +173,7 @@ class Planner:
                 return real
             room = int(best.need_bytes * capacity / real.need_bytes)  # less each time
             search.run(room)
-        least = self._least(Smallest(search.space), _widest(self.constraints))
+        least = self._least(Smallest(search.space), self.constraints.widest)
         return least if least is not None and least.need_bytes <= capacity else None
 
     def _least(self, smallest: Smallest, level: Level, *, brief: bool = False) -> Probe | None:
@@ -279,7 +279,7 @@ class Planner:
         if any(seen is not None and fits_in(space, capacity) for seen in self.ever_leaner(smallest)):
             return True
         if longer:
-            smallest.find(_widest(self.constraints), enough_bytes=capacity)
+            smallest.find(self.constraints.widest, enough_bytes=capacity)
         return fits_in(space, capacity)
 
     def fits(self, budget_bytes: int) -> bool:
@@ -298,7 +298,7 @@ class Planner:
         """Yields the plain recipe, one with every block checkpointed, and one with all that saves memory."""
         yield smallest.space.tried({})
         yield smallest.space.tried(EVERYWHERE["recompute"])
-        yield smallest.start(_widest(self.constraints))
+        yield smallest.start(self.constraints.widest)
 
     def _plan(self, best: Probe, fallbacks: tuple[Recipe, ...], budget_bytes: int, capacity: int) -> Plan:
         search = self.search
@@ -383,10 +383,6 @@ def _known_beside(usable: list[Probe], best: Probe, capacity: int, other: int) -
         slowest = min((probe.seconds for probe in usable if probe.need_bytes <= other), default=float("inf"))
         return any(other < probe.need_bytes < best.need_bytes and probe.seconds < slowest for probe in usable)
     return any(capacity < probe.need_bytes <= other and probe.seconds < best.seconds for probe in usable)
-
-
-def _widest(constraints: Constraints) -> Level:
-    return max(constraints.allow, key=LEVELS.index)
 
 
 def _frontier(usable: list[Probe]) -> tuple[FrontierPoint, ...]:

@@ -49,7 +49,7 @@ class Refusal:
         """Starts with what `search` (for the least memory) simulated; `leanest` finds more at a level of fidelity."""
         self.space, self.capacity_bytes = search.space, capacity_bytes
         self._search, self._leanest = search, leanest
-        self.allowed = max(self.space.constraints.allow, key=LEVELS.index)
+        self.allowed = self.space.constraints.widest
 
     def smallest(self) -> dict[Level, Probe]:
         """Returns the leanest recipe at each level of fidelity, from the allowed one on."""
@@ -60,19 +60,15 @@ class Refusal:
         """Returns the limits that stand in the way, each lifted alone, the smallest change first."""
         return [*self._more_host(), *self._without_pins_and_bans(), *self._less_fidelity()]
 
-    def _lifted(self, **changes: object) -> Space:
-        constraints = dataclasses.replace(self.space.constraints, **changes)  # type: ignore[arg-type]
-        return dataclasses.replace(self.space, constraints=constraints)
-
     def _fitting(self, space: Space) -> list[Probe]:
         """What fits of all that is simulated by now, and of the recipes that save everything at once."""
-        Smallest(space).start(max(space.constraints.allow, key=LEVELS.index))
+        Smallest(space).start(space.constraints.widest)
         return [probe for probe in space.usable() if probe.need_bytes <= self.capacity_bytes]
 
     def _more_host(self) -> Iterator[Remedy]:
         if self.space.constraints.host_budget_bytes is None:
             return
-        fits = self._fitting(self._lifted(host_budget_bytes=None))
+        fits = self._fitting(self.space.under(dataclasses.replace(self.space.constraints, host_budget_bytes=None)))
         found = min(fits, key=lambda probe: probe.host_bytes, default=None)
         if found is not None:
             needed = -(-found.host_bytes // MIB)
@@ -95,7 +91,8 @@ class Refusal:
             fits = [] if without is None else self._fitting(without)
             if fits:
                 found += 1
-                yield _remedy(name, constraints, min(fits, key=lambda probe: (probe.seconds, probe.need_bytes)))
+                limit = _limit(name, constraints)
+                yield Remedy(limit=limit, instead=f"without {limit}", recipe=_fastest(fits).recipe)
         if not found and pinned + banned:
             limit = " and ".join(_limit(name, constraints) for name in (*pinned, *banned))
             yield Remedy(limit=limit, instead=f"without {limit}", recipe=best)
@@ -111,18 +108,15 @@ class Refusal:
             base = self.space.base.replace(**plain)
         except RecipeError:
             return None
-        lifted = self._lifted(pins=pins, forbidden=constraints.forbidden - set(names))
-        return dataclasses.replace(lifted, base=base)
+        lifted = dataclasses.replace(constraints, pins=pins, forbidden=constraints.forbidden - set(names))
+        return dataclasses.replace(self.space, constraints=lifted, base=base)
 
     def _less_fidelity(self) -> Iterator[Remedy]:
         for level in LEVELS[LEVELS.index(self.allowed) + 1 :]:
-            wider = self._lifted(allow=frozenset(LEVELS[: LEVELS.index(level) + 1]) | self.space.constraints.allow)
-            fits = self._fitting(wider)
+            fits = self._fitting(self.space.under(self.space.constraints.up_to(level)))
             if fits:
-                best = min(fits, key=lambda probe: (probe.seconds, probe.need_bytes))
-                yield Remedy(
-                    limit="the fidelity that is allowed", instead=f"--allow {_words(level)}", recipe=best.recipe
-                )
+                limit, instead = "the fidelity that is allowed", f"--allow {_words(level)}"
+                yield Remedy(limit=limit, instead=instead, recipe=_fastest(fits).recipe)
                 return
 
 
@@ -158,9 +152,8 @@ def does_not_fit(
     return error
 
 
-def _remedy(name: str, constraints: Constraints, found: Probe) -> Remedy:
-    limit = _limit(name, constraints)
-    return Remedy(limit=limit, instead=f"without {limit}", recipe=found.recipe)
+def _fastest(probes: list[Probe]) -> Probe:
+    return min(probes, key=lambda probe: (probe.seconds, probe.need_bytes))
 
 
 def _limit(name: str, constraints: Constraints) -> str:

@@ -7,7 +7,6 @@ kept. Speed does not count here. Every number is from a simulation.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Iterable, Mapping
 
@@ -44,7 +43,7 @@ class Smallest:
 
     def start(self, level: Level) -> Probe | None:
         """Returns the best of the recipes that save everything at once, and of what else was simulated."""
-        space = self._wider(level)
+        space = self.space.under(self.space.constraints.up_to(level))
         new = [name for name in LEVELS if name in space.constraints.allow and name not in self._started]
         starts = [self._effective(self._leanest(name, cut=cut)) for name in new for cut in _STARTS[name]]
         self._started.update(new)
@@ -73,11 +72,6 @@ class Smallest:
     def _effective(self, changes: Iterable[Changes]) -> list[Changes]:
         return self.space.effective(changes, self._simulations.probes.get(self.space.base))
 
-    def _wider(self, level: Level) -> Space:
-        allowed = frozenset(LEVELS[: LEVELS.index(level) + 1]) | self.space.constraints.allow
-        constraints = dataclasses.replace(self.space.constraints, allow=allowed)
-        return dataclasses.replace(self.space, constraints=constraints)
-
     def find(self, level: Level, enough_bytes: int = 0, most_operators: int | None = None) -> Probe | None:
         """Returns the recipe of the least memory.
 
@@ -86,7 +80,7 @@ class Smallest:
         `most_operators`: nor once so many operators were simulated, beside what the search starts from; None: no limit.
         Its simulation; None where nothing at all can be simulated within the host's memory.
         """
-        space = self._wider(level)
+        space = self.space.under(self.space.constraints.up_to(level))
         best = self.start(level)
         self._most = math.inf if most_operators is None else self._simulations.operators + most_operators
         for name in LEVELS:

@@ -87,6 +87,10 @@ class Space:
         """Whether training runs on a CPU, where host and device are the same memory."""
         return self.simulations.place.on_cpu
 
+    def under(self, constraints: Constraints) -> Space:
+        """Returns the space of the same training under other constraints."""
+        return dataclasses.replace(self, constraints=constraints)
+
     def recipe(self, *changes: Changes) -> Recipe | str:
         """Returns the recipe with changes (later ones win), or the sentence that says why it is not allowed."""
         given = self.base.to_mapping()

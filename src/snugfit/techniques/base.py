@@ -87,6 +87,8 @@ class ModelTechnique:
     """When it changes the model; later ones surround earlier ones."""
     stays: ClassVar[str] = ""
     """What of it stays in a model that it is taken off, in words."""
+    from_host: ClassVar[bool] = False
+    """Whether it takes a model that is built on the host to the device."""
     wraps: ClassVar[bool] = False
     """Whether it surrounds blocks or the model, and so is put on anew with every other recipe."""
     spans_backward = False

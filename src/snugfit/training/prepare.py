@@ -15,8 +15,7 @@ from snugfit.phases import phase
 from snugfit.recipe import Recipe
 from snugfit.run import Run
 from snugfit.techniques import each_builds
-from snugfit.techniques.adapter.layers import adapter_record
-from snugfit.techniques.base import Setup, wanted_techniques
+from snugfit.techniques.base import Setup, model_techniques, wanted_techniques
 from snugfit.techniques.batches import LOSS_WEIGHTS, LossWeight, Split
 from snugfit.techniques.host_pool import HostPool
 from snugfit.techniques.init.apply import build, settle
@@ -138,8 +137,7 @@ def prepare(
     before = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     with phase("build"):
         techniques = wanted_techniques(setup)
-        if workload.freeze and adapter_record(model) is None:  # adapters have frozen everything already
-            freeze_parameters(model, workload.freeze)
+        freeze_parameters(model, workload.freeze)
         for technique in techniques:
             with about(technique.field):
                 technique.change_before_it_moves(model)
@@ -229,7 +227,8 @@ def _built(make: Callable[[], nn.Module], recipe: Recipe, device: torch.device |
         raise InputError(
             "init='meta' gives a model no values, and prepare() knows of no file to read them from. Use init='device'."
         )
-    place = place_of(device, nn.Module()) if recipe.quantize == "none" else torch.device("cpu")
+    on_host = any(technique.from_host and technique.wanted(recipe) for technique in model_techniques())
+    place = torch.device("cpu") if on_host else place_of(device, nn.Module())
     with phase("build"):
         model = build(make, init=recipe.init, device=place, dtype=held_in(recipe), first=builds_here(recipe))
     if not isinstance(model, nn.Module):

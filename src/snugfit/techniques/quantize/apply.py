@@ -30,6 +30,7 @@ class Quantization(ModelTechnique):
 
     field = "quantize"
     stage = "numbers"
+    from_host = True
     stays = "packed weights: what was rounded away does not come back"
 
     def change_before_it_moves(self, model: nn.Module) -> None:
