@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from snugfit.planner.closeness import fields_on
 from snugfit.planner.probe import Probe
 from snugfit.planner.search import WORTH, Search
 from snugfit.planner.space import PLAIN, Space
 from snugfit.planner.variants import HOPE
-from snugfit.recipe import Recipe
 from snugfit.techniques import TECHNIQUES
 from snugfit.techniques.planning import Changes
 from snugfit.techniques.shard import least_weights
+
+_OF_PASSES = frozenset(field for row in TECHNIQUES if row.planning.part == "passes" for field in row.fields)
 
 
 def in_order(strategies: list[Space], capacity: int) -> list[Space]:
@@ -62,11 +64,6 @@ def least_weights_of(space: Space) -> float:
     allowed = space.constraints.allow
     # Pins and wider fidelity may hold weights in 16 bits or, what is not trained, in 4 and a little.
     narrowest = 1 / 8 if "different" in allowed else 1 / 2 if "rounding" in allowed else 1.0
-    if any(
-        getattr(space.base, name) != getattr(Recipe(), name)
-        for row in TECHNIQUES
-        if row.planning.part == "passes"
-        for name in row.fields
-    ):
+    if _OF_PASSES & set(fields_on(space.base)):
         narrowest = 1 / 8
     return sum(recorded.weight_bytes.values()) * least_weights(space.base, space.workload.ranks) * narrowest

@@ -26,17 +26,10 @@ from snugfit.workload import Workload
 PLAIN = "plain"
 """Name of the choice that changes nothing."""
 
-BY_BLOCK: Mapping[str, tuple[str, ByBlock]] = {
-    row.planning.by_block.how: (row.fields[0], row.planning.by_block)
-    for row in TECHNIQUES
-    if row.planning.by_block is not None
-}
+_BLOCKWISE = [(row, row.planning.by_block) for row in TECHNIQUES if row.planning.by_block is not None]
+BY_BLOCK: Mapping[str, tuple[str, ByBlock]] = {by.how: (row.fields[0], by) for row, by in _BLOCKWISE}
 """What is done to blocks one by one, `recompute` (in backward) and `offload` (to the host): the field, and how."""
-EVERYWHERE: Mapping[str, Changes] = {
-    row.planning.by_block.how: row.planning.choices[0].changes
-    for row in TECHNIQUES
-    if row.planning.by_block is not None
-}
+EVERYWHERE: Mapping[str, Changes] = {by.how: row.planning.choices[0].changes for row, by in _BLOCKWISE}
 """The same, done to all blocks."""
 SIZE = next(row.fields[0] for row in TECHNIQUES if row.may_change == "batch")
 """The field that cuts the batch, a dimension of its own in the search."""
