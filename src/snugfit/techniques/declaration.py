@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
 Spellings = Mapping[tuple[str, ...], tuple[str, ...]]
 """Words that other tools use -> the values here that they may stand for, the likeliest first."""
-
-
 OfRecipe = Callable[["Recipe"], bool]
 OfBoth = Callable[["Recipe", "Workload"], bool]
 
