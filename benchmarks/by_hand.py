@@ -22,7 +22,7 @@ from snugfit.errors import RecipeError
 from snugfit.planner.constraints import Constraints
 from snugfit.planner.places import place_for
 from snugfit.planner.planner import Planner
-from snugfit.planner.probe import Laboratory, Probe
+from snugfit.planner.probe import Probe, Simulations
 from snugfit.recipe import Recipe
 from snugfit.report.words import recipe_in_words
 from snugfit.simulator.request import NamedModel
@@ -98,8 +98,8 @@ def compare(name: str, pool: Pool) -> dict[str, Any]:
             plan = planner.at(case.budget_gib * GIB)
             print(f"{name}: {plan.step_seconds:.3f} s, {recipe_in_words(plan.recipe)}; {plan.simulated}", flush=True)
             simulated = plan.simulated
-            blocks = len(planner.laboratory.probes[plan.recipe].recorded.block_names)
-            best, tried = _by_hand(case, planner.laboratory, planner.capacity_bytes(case.budget_gib * GIB), blocks)
+            blocks = len(planner.simulations.probes[plan.recipe].recorded.block_names)
+            best, tried = _by_hand(case, planner.simulations, planner.capacity_bytes(case.budget_gib * GIB), blocks)
     assert best is not None
     return {
         "model": name,
@@ -123,7 +123,7 @@ def _llama(sizes: Changes, folder: Path) -> NamedModel:
     return NamedModel(spec=f"hf:{file}", task="causal-lm", seq_len=2048)
 
 
-def _by_hand(case: Large, laboratory: Laboratory, capacity: int, blocks: int) -> tuple[Probe | None, int]:
+def _by_hand(case: Large, simulations: Simulations, capacity: int, blocks: int) -> tuple[Probe | None, int]:
     """The fastest recipe found by hand that fits, and how many there are of which it is the fastest."""
     best: Probe | None = None
     listed = 0
@@ -134,8 +134,8 @@ def _by_hand(case: Large, laboratory: Laboratory, capacity: int, blocks: int) ->
             made = recipe.replace(**changes)
         except RecipeError:
             return None
-        laboratory.look([made])
-        probe = laboratory.probes.get(made)
+        simulations.simulate([made])
+        probe = simulations.probes.get(made)
         if probe is not None and probe.need_bytes <= capacity and (best is None or probe.seconds < best.seconds):
             best = probe
             print(f"  by hand {probe.seconds:.3f} s, {recipe_in_words(made)}", flush=True)

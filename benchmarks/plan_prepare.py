@@ -66,7 +66,7 @@ def planned(name: str, subject: Subject, place: Place, pool: Pool, shares: tuple
         Planner(given_subject(model, skeleton_of(batch), arguments), place, constraints, pool=pool) as planner,
     ):
         try:
-            most = planner.laboratory.need(planner.constraints.base()).need_bytes
+            most = planner.simulations.need(planner.constraints.base()).need_bytes
             leanest = Smallest(planner.space()).start("exact")
             assert leanest is not None
         except SnugfitError as error:

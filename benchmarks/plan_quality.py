@@ -29,7 +29,7 @@ from snugfit.errors import DoesNotFitError, RecipeError
 from snugfit.planner.constraints import Constraints
 from snugfit.planner.places import place_for
 from snugfit.planner.planner import Planner
-from snugfit.planner.probe import Laboratory, Place, Probe
+from snugfit.planner.probe import Place, Probe, Simulations
 from snugfit.recipe import Recipe
 from snugfit.simulator.batch_shapes import skeleton_of
 from snugfit.simulator.subjects import given_subject
@@ -144,15 +144,15 @@ def recipes(batch: int, blocks: tuple[str, ...], on_cpu: bool) -> Iterator[Recip
 def everything(name: str, place: Place, pool: Pool, limit: int) -> dict[Recipe, Probe]:
     """Simulates the list, thinned out evenly where it is longer than the limit."""
     model, batch, _ = MODELS[name]
-    laboratory = Laboratory(subject_of(model, batch), place, pool)
-    blocks = laboratory.need(Recipe()).recorded.block_names
+    simulations = Simulations(subject_of(model, batch), place, pool)
+    blocks = simulations.need(Recipe()).recorded.block_names
     listed = list(dict.fromkeys(recipes(batch, blocks, place.on_cpu)))
     step = max(1.0, len(listed) / limit)
     chosen = [listed[int(at * step)] for at in range(int(len(listed) / step))]
     for start in range(0, len(chosen), 8):
-        laboratory.look(chosen[start : start + 8])
-    laboratory.close()
-    return laboratory.probes
+        simulations.simulate(chosen[start : start + 8])
+    simulations.close()
+    return simulations.probes
 
 
 def subject_of(model: type[nn.Module], batch: int) -> Any:
@@ -182,7 +182,7 @@ def compare(name: str, pool: Pool, limit: int) -> tuple[list[dict[str, Any]], di
                 plan = None
             if plan is not None:
                 best = min(fitting, key=lambda probe: probe.seconds, default=None)
-                plans.append(planner.laboratory.probes[plan.recipe].need_bytes)
+                plans.append(planner.simulations.probes[plan.recipe].need_bytes)
                 check_prepared(MODELS[name][0], plan, real_batch(batch), {"loss": loss, "optimizer": "adamw"})
                 row |= {
                     "plan": plan.recipe.to_mapping(defaults=False),

@@ -85,7 +85,7 @@ def budgets_of(card: str, budgets: tuple[int, ...]) -> list[dict[str, Any]]:
     with planner_for(card) as planner:
         for budget in budgets:
             row: dict[str, Any] = {"card": card, "budget_gib": budget}
-            before, begin = len(planner.laboratory.probes), time.perf_counter()
+            before, begin = len(planner.simulations.probes), time.perf_counter()
             try:
                 plan = planner.at(budget * GIB)
                 row.update(described(plan, planner.capacity_bytes(budget * GIB)))
@@ -93,7 +93,7 @@ def budgets_of(card: str, budgets: tuple[int, ...]) -> list[dict[str, Any]]:
             except DoesNotFitError as error:
                 row["error"] = str(error)
             row["seconds"] = round(time.perf_counter() - begin, 1)
-            row["newly_simulated"] = len(planner.laboratory.probes) - before
+            row["newly_simulated"] = len(planner.simulations.probes) - before
             rows.append(row)
             what = row.get("error") or f"{row['step_seconds']:.4f} s  {recipe_in_words(plan.recipe)}"
             print(f"{card} {budget} GiB: {what}  [{row['seconds']} s]", flush=True)
@@ -113,7 +113,7 @@ def fine_grained(card: str, budgets: tuple[int, ...]) -> list[dict[str, Any]]:
                 continue
             coarse = [
                 probe.seconds
-                for recipe, probe in planner.laboratory.probes.items()
+                for recipe, probe in planner.simulations.probes.items()
                 if recipe.checkpoint in ("none", "all") and probe.need_bytes <= capacity
             ]
             if not coarse:

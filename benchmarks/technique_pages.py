@@ -23,13 +23,14 @@ from snugfit.units import format_bytes
 
 ROOT = Path(__file__).parent.parent
 PAGES = ROOT / "docs" / "techniques"
+MEASURE = "`python -m benchmarks.techniques` makes one"
 
 
 def measured(technique: Technique, results: dict[str, Any]) -> str:
     row = next((row for row in results["rows"] if row["technique"] == technique.name), None)
     if row is None:
-        reason = technique.unmeasured or "`python -m benchmarks.techniques` makes one"
-        return f"No measurement is on this page: {reason}."
+        known = isinstance(technique.example, str)
+        return f"No measurement is on this page: {technique.example if known else MEASURE}."
     before, after = row["peak_tensor_bytes"]
     machine = results["machine"]
     lines = [

@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from snugfit.recipe import Recipe
 from snugfit.run import Run
 from snugfit.techniques import OPTIMIZER_NAMES, TECHNIQUES
-from snugfit.techniques.declaration import LEVELS, Level, said
+from snugfit.techniques.declaration import said
+from snugfit.techniques.levels import LEVELS, Level
 from snugfit.techniques.microbatch import splits
 from snugfit.workload import Workload
 

@@ -89,7 +89,7 @@ def contradictions(recipe: Recipe, workload: Workload) -> Iterator[str]:
         yield from said(row.misfits, recipe, workload)
     if (recipe.optimizer or workload.optimizer) != CUSTOM_OPTIMIZER:
         return
-    for name in (technique.name for technique in TECHNIQUES if technique.per_parameter):
+    for name in (technique.name for technique in TECHNIQUES if technique.updated_by):
         if getattr(recipe, name):
             yield (
                 f"{name} builds an optimizer for each parameter and needs one by name, or an instance of torch's Adam, "

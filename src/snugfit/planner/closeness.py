@@ -12,8 +12,9 @@ from collections.abc import Iterable, Iterator
 from snugfit.fidelity import fidelity
 from snugfit.fields import field_infos
 from snugfit.planner.probe import Probe
-from snugfit.planner.space import Space
+from snugfit.planner.space import Space, choices_of
 from snugfit.recipe import Recipe
+from snugfit.techniques.planning import Changes
 from snugfit.workload import Workload
 
 NEARLY = 1.01
@@ -45,17 +46,29 @@ def closest(probes: Iterable[Probe], workload: Workload) -> Probe | None:
     return min(near, key=lambda one: (farness(one.recipe, workload), one.seconds, one.need_bytes), default=None)
 
 
+def with_room(space: Space, recipe: Recipe, change: Changes) -> Changes | None:
+    """Returns a change to a recipe, with up to two fields turned back to plain training where they stand in its way.
+
+    None where a plan may not have it, because of a pin, or whatever is turned back.
+    """
+    plain, own = Recipe().to_mapping(), recipe.to_mapping()
+    others = [(name,) for name in fields_on(recipe) if name not in change]
+    pairs = itertools.combinations([name for (name,) in others], 2)
+    for names in itertools.chain([()], others, pairs):
+        found = {**change, **{name: plain[name] for name in names}}
+        if space.allowed(own, found):
+            return found
+    return None
+
+
 def turned_back(space: Space, recipe: Recipe, name: str) -> Recipe | None:
     """Returns a recipe with one field as in plain training, and with it the fields that depend on it.
 
     The recipe; None where a plan may not have it, because of a pin, or because the field belongs to another one.
     """
-    plain, own = Recipe().to_mapping(), recipe.to_mapping()
-    others = [other for other in fields_on(recipe) if other != name]
-    for more in itertools.chain([()], ((other,) for other in others), itertools.combinations(others, 2)):
-        back = {field: plain[field] for field in (name, *more)}
-        for made in space.allowed(own, back):
-            return made if made != recipe and _offered(space, made) else None
+    change = with_room(space, recipe, {name: getattr(Recipe(), name)})
+    for made in () if change is None else space.allowed(recipe.to_mapping(), change):
+        return made if made != recipe and _offered(space, made) else None
     return None
 
 
@@ -70,7 +83,7 @@ def all_turned_back(space: Space, recipe: Recipe) -> Iterator[Recipe]:
 def _offered(space: Space, recipe: Recipe) -> bool:
     """Whether a plan could make this recipe: of fields that are only chosen together, it has all or none."""
     for name in filter(space.constraints.is_free, fields_on(recipe)):
-        mine = [change for change in space.choices() if change.get(name) == getattr(recipe, name)]
+        mine = [change for change in choices_of("passes", "update") if change.get(name) == getattr(recipe, name)]
         if mine and not any(all(getattr(recipe, field) == value for field, value in one.items()) for one in mine):
             return False
     return True

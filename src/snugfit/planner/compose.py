@@ -40,11 +40,11 @@ class Composed:
     seconds: float
     """Time of a step."""
     blocks: Mapping[str, tuple[int, ...]]
-    """What is done to some blocks (`again`, `away`) -> their indices."""
+    """What is done to some blocks (`recompute`, `offload`) -> their indices."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class Way:
+class Treatment:
     """Something that can be done to single blocks: computing them again, or moving what they save to the host."""
 
     drops: list[float]
@@ -73,10 +73,10 @@ class Composition:
     """A small microbatch; None where microbatches are out of the question."""
     serial: bool
     """Whether host and device are one, so that their times add up."""
-    again: Probe | None
+    recompute: Probe | None
     """Every block computed again in backward, at the largest microbatch."""
-    away: Probe | None
-    """All that blocks hold gone away to the host, at the largest microbatch."""
+    offload: Probe | None
+    """All that blocks hold gone to the host, at the largest microbatch."""
     updates: Mapping[str, Probe]
     """Ways of updating, plain first -> nothing checkpointed, at the largest microbatch, updated in that way."""
 
@@ -88,7 +88,7 @@ class Composition:
 
     @functools.cached_property
     def _differences(self) -> dict[Recipe, tuple[list[float], dict[Label, float]]]:
-        return {probe.recipe: self._difference(probe) for probe in (self.again, self.away) if probe is not None}
+        return {probe.recipe: self._difference(probe) for probe in (self.recompute, self.offload) if probe is not None}
 
     @functools.cached_property
     def _constants(self) -> dict[Label, float]:
@@ -147,70 +147,76 @@ class Composition:
             highest = max(highest, self._held(label, row, size, update) + other)
         return highest * _overhead(probe)
 
-    def chosen(self, size: int, update: str, capacity_bytes: float, *, offload: bool) -> Composed | None:
+    def chosen(self, size: int, update: str, capacity_bytes: float, *, offloads: bool) -> Composed | None:
         """Returns the cheapest choice of blocks that fits.
 
-        `offload`: whether blocks may be offloaded, beside checkpointed ones.
+        `offloads`: whether blocks may be offloaded, beside checkpointed ones.
         The choice; None where no choice fits, or the simulations it takes are missing.
         """
-        again, away = self.ways(size)
-        if (away if offload else again) is None:
+        recompute, offload = self.treatments(size)
+        if (offload if offloads else recompute) is None:
             return None
-        used = [self.large, self.again, self.away if offload else None]
+        used = [self.large, self.recompute, self.offload if offloads else None]
         # The lowest of them: a guess that turns out too low is corrected, one that is too high is never tried.
         overhead = min(_overhead(probe) for probe in used if probe is not None)
         room_bytes = capacity_bytes / overhead
         if self._outside(update) > room_bytes:
             return None
         found = None
-        if again is not None:
-            first = self._first_blocks(size, update, room_bytes, again)
-            if first is None and not offload:
+        if recompute is not None:
+            first = self._first_blocks(size, update, room_bytes, recompute)
+            if first is None and not offloads:
                 return None
-            if offload and first is not None and not _cheaper(away, again):
+            if offloads and first is not None and not _cheaper(offload, recompute):
                 return None
-            found = None if offload or first is None else self._proved(size, update, room_bytes, again, first)
+            found = None if offloads or first is None else self._proved(size, update, room_bytes, recompute, first)
         if found is None:
-            ways = [way for way in (again, away if offload else None) if way is not None]
-            found = self._knapsack(size, update, room_bytes, ways)
+            usable = [one for one in (recompute, offload if offloads else None) if one is not None]
+            found = self._knapsack(size, update, room_bytes, usable)
         if found is None:
             return None
         need = min(self.level(size, update, found) * overhead, capacity_bytes)
-        done = {"again": again, "away": away}
-        blocks = {how: tuple(block for block in sorted(found) if found[block] is way) for how, way in done.items()}
-        extra = sum(way.seconds[block] for block, way in found.items())
+        done = {"recompute": recompute, "offload": offload}
+        blocks = {how: tuple(block for block in sorted(found) if found[block] is one) for how, one in done.items()}
+        extra = sum(one.seconds[block] for block, one in found.items())
         return Composed(need, self.plain_seconds(size, update) + extra, blocks)
 
-    def _first_blocks(self, size: int, update: str, room_bytes: float, again: Way) -> int | None:
+    def _first_blocks(self, size: int, update: str, room_bytes: float, recompute: Treatment) -> int | None:
         """How many blocks from the front must be checkpointed to fit; None where all are not enough."""
 
         def fits(count: int) -> bool:
-            return self.level(size, update, dict.fromkeys(range(count), again)) <= room_bytes
+            return self.level(size, update, dict.fromkeys(range(count), recompute)) <= room_bytes
 
-        counts = range(len(again.drops) + 1)
+        counts = range(len(recompute.drops) + 1)
         return bisect.bisect_left(counts, True, key=fits) if fits(counts[-1]) else None
 
-    def _proved(self, size: int, update: str, room_bytes: float, again: Way, first: int) -> dict[int, Way] | None:
+    def _proved(
+        self, size: int, update: str, room_bytes: float, recompute: Treatment, first: int
+    ) -> dict[int, Treatment] | None:
         """Blocks from the front, where that is provably the cheapest: as few as possible, and none is cheaper."""
         missing = self.level(size, update, {}) - room_bytes
         fewest = 0
-        for drop in sorted(again.drops, reverse=True):
+        for drop in sorted(recompute.drops, reverse=True):
             if missing <= 0:
                 break
             missing -= drop * size / self.largest
             fewest += 1
         # No choice can take fewer blocks, and none can be cheaper than the cheapest of so many.
-        cheapest = sum(sorted(again.seconds)[:fewest])
-        return dict.fromkeys(range(first), again) if sum(again.seconds[:first]) <= _ALIKE * cheapest else None
+        cheapest = sum(sorted(recompute.seconds)[:fewest])
+        return dict.fromkeys(range(first), recompute) if sum(recompute.seconds[:first]) <= _ALIKE * cheapest else None
 
-    def _knapsack(self, size: int, update: str, room_bytes: float, ways: list[Way]) -> dict[int, Way] | None:
+    def _knapsack(
+        self, size: int, update: str, room_bytes: float, treatments: list[Treatment]
+    ) -> dict[int, Treatment] | None:
         """What to do to which blocks: the least extra time for which every stretch fits."""
         scale = size / self.largest
         solver = silent_solver()
         for option, value in (("mip_rel_gap", 5e-3), ("time_limit", 0.3)):
             solver.setOptionValue(option, value)
-        unit = max([cost for way in self.ways(size) if way is not None for cost in way.seconds], default=0) or 1e-12
-        taken = [[solver.addBinary(obj=cost / unit) for cost in way.seconds] for way in ways]
+        unit = (
+            max([cost for one in self.treatments(size) if one is not None for cost in one.seconds], default=0) or 1e-12
+        )
+        taken = [[solver.addBinary(obj=cost / unit) for cost in one.seconds] for one in treatments]
         for of_block in zip(*taken, strict=True):
             if len(of_block) > 1:
                 solver.addConstr(solver.qsum(of_block) <= 1)
@@ -219,11 +225,11 @@ class Composition:
             # One constraint for each stretch: what is done to a block lowers every stretch in which it is open, and
             # raises its own.
             weights: dict[tuple[int, int], float] = {}
-            for number, way in enumerate(ways):
+            for number, one in enumerate(treatments):
                 if label[1] != OUTSIDE:
-                    weights[number, label[1]] = way.inner.get(label, 0.0) * scale
+                    weights[number, label[1]] = one.inner.get(label, 0.0) * scale
                 for block in row.open:
-                    weights[number, block] = weights.get((number, block), 0.0) - way.drops[block] * scale
+                    weights[number, block] = weights.get((number, block), 0.0) - one.drops[block] * scale
             if not weights and level > room_bytes:
                 return None
             if weights:
@@ -233,10 +239,10 @@ class Composition:
         if solver.getInfo().primal_solution_status != _FEASIBLE:
             return None
         values = solver.getSolution().col_value
-        pairs = zip(ways, taken, strict=True)
-        return {block: way for way, mine in pairs for block, one in enumerate(mine) if values[one.index] > 0.5}
+        pairs = zip(treatments, taken, strict=True)
+        return {block: one for one, mine in pairs for block, chosen in enumerate(mine) if values[chosen.index] > 0.5}
 
-    def level(self, size: int, update: str, done: Mapping[int, Way]) -> float:
+    def level(self, size: int, update: str, done: Mapping[int, Treatment]) -> float:
         """Returns the bytes at the highest point of a step in which something is `done` to some blocks."""
         scale = size / self.largest
         highest = self._outside(update)
@@ -289,17 +295,17 @@ class Composition:
                 inner[label] = float(seen.other_bytes - sum(other.saved_bytes[i] for i in seen.open) - own)
         return drops, inner
 
-    def ways(self, size: int) -> tuple[Way | None, Way | None]:
+    def treatments(self, size: int) -> tuple[Treatment | None, Treatment | None]:
         """Returns checkpointing and offloading, as far as they were simulated at this microbatch size."""
-        again = away = None
-        if self.again is not None:
-            total = self.point_seconds(self.again, size) - self.plain_seconds(size)
-            drops, inner = self._differences[self.again.recipe]
-            again = Way(drops, inner, _divided(total, self.large.profile.forward_seconds, 1e-12))
-        if self.away is not None:  # copies being short of compute, every byte costs the same
-            drops, inner = self._differences[self.away.recipe]
-            away = Way(drops, inner, _divided(self.away.seconds - self.large.seconds, drops, 1.0))
-        return again, away
+        recompute = offload = None
+        if self.recompute is not None:
+            total = self.point_seconds(self.recompute, size) - self.plain_seconds(size)
+            drops, inner = self._differences[self.recompute.recipe]
+            recompute = Treatment(drops, inner, _divided(total, self.large.profile.forward_seconds, 1e-12))
+        if self.offload is not None:  # copies being short of compute, every byte costs the same
+            drops, inner = self._differences[self.offload.recipe]
+            offload = Treatment(drops, inner, _divided(self.offload.seconds - self.large.seconds, drops, 1.0))
+        return recompute, offload
 
 
 def _divided(total: float, weights: Sequence[float], least: float) -> list[float]:
@@ -307,10 +313,10 @@ def _divided(total: float, weights: Sequence[float], least: float) -> list[float
     return [max(total, 0.0) * weight / whole for weight in weights]
 
 
-def _cheaper(away: Way | None, again: Way) -> bool:
+def _cheaper(offload: Treatment | None, recompute: Treatment) -> bool:
     """Whether offloading some block costs less time for each byte than computing it again."""
-    assert away is not None
-    blocks = zip(away.seconds, away.drops, again.seconds, again.drops, strict=True)
+    assert offload is not None
+    blocks = zip(offload.seconds, offload.drops, recompute.seconds, recompute.drops, strict=True)
     return any(gone > 0 and cost / gone < other / max(drop, 1.0) for cost, gone, other, drop in blocks)
 
 

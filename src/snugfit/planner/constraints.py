@@ -16,7 +16,7 @@ from snugfit.fields import field_infos, from_text
 from snugfit.recipe import Recipe
 from snugfit.run import Run, contradictions
 from snugfit.techniques import TECHNIQUES
-from snugfit.techniques.declaration import LEVELS, Level
+from snugfit.techniques.levels import LEVELS, Level
 from snugfit.units import parse_bytes
 from snugfit.workload import Workload
 
@@ -45,15 +45,24 @@ class Constraints:
     def for_workload(self, workload: Workload) -> Constraints:
         """Returns constraints under which the workload is possible, where plain training with the pins is not."""
         refused = " ".join(contradictions(self.base(), workload))
-        return next(self.ways_out(workload, refused), self) if refused else self
+        return next(self.last_resorts(workload, refused), self) if refused else self
 
-    def ways_out(self, workload: Workload, why: str) -> Iterator[Constraints]:
+    def last_resorts(self, workload: Workload, why: str) -> Iterator[Constraints]:
         """Yields the same with what techniques offer where nothing else will do, and that makes the workload possible."""
         base = self.base()
         for row in TECHNIQUES:
-            for changes in row.ways_out(base, workload) if row.ways_out is not None else ():
+            for changes in row.planning.last_resort(base, workload) if row.planning.last_resort is not None else ():
                 if all(map(self.is_free, changes)) and Run.is_possible(base.replace(**changes), workload):
                     yield dataclasses.replace(self, needed={**self.needed, **changes}, needed_as=why)
+
+    @property
+    def widest(self) -> Level:
+        """The level that gives up most of those allowed."""
+        return max(self.allow, key=LEVELS.index)
+
+    def up_to(self, level: Level) -> Constraints:
+        """Returns the same with all levels up to one allowed, beside those that are."""
+        return dataclasses.replace(self, allow=self.allow | set(LEVELS[: LEVELS.index(level) + 1]))
 
     def is_free(self, field: str) -> bool:
         """Returns whether the planner may choose a recipe field."""

@@ -15,7 +15,7 @@ from snugfit.planner.probe import Probe
 from snugfit.planner.space import SIZE, Space
 from snugfit.recipe import Recipe
 from snugfit.techniques import TECHNIQUES
-from snugfit.techniques.declaration import Changes
+from snugfit.techniques.planning import Changes
 from snugfit.training.changeable import CHANGEABLE, problems_of_change
 
 LESS, ANY_LESS = 0.97, 0.995
@@ -24,8 +24,14 @@ ENOUGH = 2
 """With fewer fallbacks among what was simulated, the plan's recipe is turned up."""
 MOST_LENT = 8
 """Recipes that are simulated because another one lends its fields, at most."""
-_TURNS = tuple(change for row in TECHNIQUES for change in row.all_turns)
-"""What can be turned up by itself; smaller microbatches come beside it."""
+_SAVING: list[Changes] = [
+    one.changes
+    for row in TECHNIQUES
+    if row.may_change and row.planning.least is not None
+    for one in (*row.planning.choices[1:], row.planning.least)
+]
+"""What may be chosen in the middle of a run, of each technique what needs the least last; smaller microbatches come beside.
+A first choice that does not need the least is milder than what a fallback is for."""
 
 
 def fallbacks_of(space: Space, best: Probe) -> tuple[Recipe, ...]:
@@ -34,9 +40,9 @@ def fallbacks_of(space: Space, best: Probe) -> tuple[Recipe, ...]:
     Recipes, each needing less memory than the one before; none where nothing needs less than the plan.
     """
     if len(_chain(space, best)) < ENOUGH:
-        space.laboratory.look(_lent(space, best))
+        space.simulations.simulate(_lent(space, best))
     if len(_chain(space, best)) < ENOUGH:
-        space.laboratory.look(_turned_up(space, best))
+        space.simulations.simulate(_turned_up(space, best))
     return tuple(probe.recipe for probe in _chain(space, best) or _chain(space, best, less=ANY_LESS))
 
 
@@ -55,7 +61,7 @@ def _lent(space: Space, best: Probe) -> list[Recipe]:
         except RecipeError:  # they do not go with the fields that stay
             continue
         refused = space.constraints.refusal(recipe, space.workload) is not None
-        if recipe not in space.laboratory.probes and not refused and _may_follow(space, best, recipe):
+        if recipe not in space.simulations.probes and not refused and _may_follow(space, best, recipe):
             found[recipe] = None
     return list(found)[:MOST_LENT]
 
@@ -73,13 +79,13 @@ def _chain(space: Space, best: Probe, *, less: float = LESS) -> list[Probe]:
 def _turned_up(space: Space, best: Probe) -> Iterator[Recipe]:
     """The plan's recipe with more of everything that saves memory: each alone, smaller microbatches, all together."""
     own = best.recipe.to_mapping()
-    turns = space.effective(_TURNS, best)
+    saving = space.effective(_SAVING, best)
     sizes: list[Changes] = [{SIZE: size} for size in _smaller(space, best.recipe)]
     everything: dict[str, object] = {}
-    for change in (*turns, *sizes[-1:]):
+    for change in (*saving, *sizes[-1:]):
         if space.allowed(own, everything, change):
             everything.update(change)
-    for change in (*turns, *sizes, everything):
+    for change in (*saving, *sizes, everything):
         yield from space.allowed(own, change)
 
 

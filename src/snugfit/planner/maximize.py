@@ -18,9 +18,9 @@ from snugfit.errors import DoesNotFitError, InputError, SequenceTooLongError, di
 from snugfit.planner.constraints import Constraints
 from snugfit.planner.plan_result import Plan
 from snugfit.planner.planner import Planner
-from snugfit.planner.probe import WORKERS, Laboratory, Place
+from snugfit.planner.probe import WORKERS, Place, Simulations
 from snugfit.planner.smallest import Smallest
-from snugfit.planner.space import BY_BLOCK, SIZE
+from snugfit.planner.space import EVERYWHERE, SIZE
 from snugfit.simulator.request import NamedModel
 from snugfit.simulator.subjects import Subject, named_subject
 from snugfit.workers.pool import Pool
@@ -60,14 +60,14 @@ def plan_for_largest(
         return named_subject(dataclasses.replace(named, seq_len=size), workload)
 
     with contextlib.closing(Pool(WORKERS)) if pool is None else contextlib.nullcontext(pool) as workers:
-        largest: Laboratory | None = None
+        largest: Simulations | None = None
 
         def fits(size: int, smaller: int) -> bool:
             nonlocal largest
             with Planner(at(size), place, constraints, pool=workers) as planner:
                 found = _fits(planner, budget_bytes, smaller)
             if found:
-                largest = planner.laboratory
+                largest = planner.simulations
             return found
 
         size = _largest(fits) or 1  # where 1 does not fit, planning for it raises, and names the smallest budget
@@ -97,7 +97,7 @@ def _largest(fits: Callable[[int, int], bool]) -> int | None:
 def _fits(planner: Planner, budget_bytes: int, smaller: int) -> bool:
     """Whether a recipe that needs little fits; `smaller` is a size known to fit, or 0."""
     try:
-        spaces = planner.space().ways()
+        spaces = planner.space().strategies()
     except (DoesNotFitError, SequenceTooLongError):
         return False
     except InputError:
@@ -106,7 +106,7 @@ def _fits(planner: Planner, budget_bytes: int, smaller: int) -> bool:
         raise
     capacity = planner.capacity_bytes(budget_bytes)
     for space in reversed(spaces):
-        away = map(space.tried, [BY_BLOCK["away"][1].everywhere])  # only once nothing before it has fitted
+        away = map(space.tried, [EVERYWHERE["offload"]])  # only once nothing before it has fitted
         for seen in itertools.chain(planner.ever_leaner(Smallest(space)), away):
             if seen is not None and seen.need_bytes <= capacity and not space.exceeds_host(seen):
                 return True

@@ -18,20 +18,20 @@ from snugfit.planner.explain import neighbours, reasons
 from snugfit.planner.fallbacks import fallbacks_of
 from snugfit.planner.margin import margin_for
 from snugfit.planner.plan_result import FrontierPoint, Plan
-from snugfit.planner.probe import Laboratory, Place, Probe
+from snugfit.planner.probe import Place, Probe, Simulations
 from snugfit.planner.refusal import Refusal, does_not_fit
 from snugfit.planner.rivals import rivals_of
 from snugfit.planner.search import MOST_OPERATORS, Search
 from snugfit.planner.separable import Check, Checked
+from snugfit.planner.sharing import fits_in, in_order, least_weights_of, may_win
 from snugfit.planner.smallest import Smallest
-from snugfit.planner.space import BY_BLOCK, SIZE, Space
-from snugfit.planner.ways import fits_in, in_order, least_weights_of, may_win
+from snugfit.planner.space import EVERYWHERE, SIZE, Space
 from snugfit.recipe import Recipe
 from snugfit.run import Run
 from snugfit.simulator.prediction import Estimate, assemble
 from snugfit.simulator.subjects import Subject
 from snugfit.techniques.batch_share import at_once, largest_share, sharers
-from snugfit.techniques.declaration import LEVELS, Level
+from snugfit.techniques.levels import Level
 from snugfit.techniques.shard import groups_of
 from snugfit.units import MIB, format_bytes
 
@@ -56,7 +56,7 @@ class Planner:
         *,
         pool: Pool | None = None,
         check: Check | None = None,
-        before: Laboratory | None = None,
+        before: Simulations | None = None,
     ) -> None:
         """Has simulated nothing yet; workers are its own if `pool` is None.
 
@@ -66,7 +66,7 @@ class Planner:
         self.subject = subject
         self.place = place
         self.constraints = constraints.for_workload(subject.workload)
-        self.laboratory = Laboratory(subject, place, pool, before)
+        self.simulations = Simulations(subject, place, pool, before)
         self.margin = margin_for(place.personality.kind, place.card.context)
         self._searches: dict[Recipe, Search] = {}
         self._led_by: Search | None = None
@@ -81,12 +81,12 @@ class Planner:
 
     def close(self) -> None:
         """Ends the workers."""
-        self.laboratory.close()
+        self.simulations.close()
 
     @property
     def search(self) -> Search:
         """The search that found the last plan; before there is one, that of plain training."""
-        return self._led_by or self._search_in(self.space().ways()[0])
+        return self._led_by or self._search_in(self.space().strategies()[0])
 
     def _search_in(self, space: Space) -> Search:
         """The search of one way to share, after it has simulated what it starts from."""
@@ -102,12 +102,12 @@ class Planner:
         Run(base, workload)
         if self._checked is not None:
             workload = workload.replace(**self._checked.separation.traits())
-        return Space(laboratory=self.laboratory, constraints=self.constraints, workload=workload, base=base)
+        return Space(simulations=self.simulations, constraints=self.constraints, workload=workload, base=base)
 
     def _plain(self) -> Probe:
         """Plain training with the pins, which must be possible."""
         try:
-            return self.laboratory.need(self.constraints.base())
+            return self.simulations.need(self.constraints.base())
         except InputError as error:
             if not self.constraints.needed:
                 raise
@@ -133,13 +133,13 @@ class Planner:
         if best is None:
             smallest = self._smallest()
             brief = least_weights_of(smallest.space) > capacity  # whatever is tried
-            least = self._least(smallest, _widest(self.constraints), brief=brief)
+            least = self._least(smallest, self.constraints.widest, brief=brief)
             if least is not None and least.need_bytes <= capacity:
                 self._led_by = self._search_in(smallest.space)
                 best = self._led_by.run(capacity)
                 assert best is not None  # what was found to need the least fits
             else:
-                best = None if least is None else self._found_by_a_way_out(least, capacity)
+                best = None if least is None else self._found_by_last_resort(least, capacity)
             if best is None:
                 raise self._does_not_fit(budget_bytes, smallest)
         search = self.search
@@ -149,12 +149,12 @@ class Planner:
         while True:
             best = search.best(capacity)
             assert best is not None
-            self.laboratory.look(search.space.finishing(best.recipe))
+            self.simulations.simulate(search.space.refined(best.recipe))
             best = self._as_it_runs(search, capacity)
             if best is None:
                 raise self._does_not_fit(budget_bytes, Smallest(search.space))
             if best.recipe.compile == "none":
-                self.laboratory.look(all_turned_back(search.space, best.recipe))
+                self.simulations.simulate(all_turned_back(search.space, best.recipe))
             fallbacks = fallbacks_of(search.space, best)
             # Nothing that was simulated for a fallback is the better plan; an eager step is none for a compiled one.
             if best.recipe.compile != "none" or search.best(capacity) is best:
@@ -168,12 +168,12 @@ class Planner:
             best = search.best(room)
             if best is None:
                 break
-            real = self.laboratory.as_it_runs(best)
+            real = self.simulations.as_it_runs(best)
             if real.need_bytes <= capacity:
                 return real
             room = int(best.need_bytes * capacity / real.need_bytes)  # less each time
             search.run(room)
-        least = self._least(Smallest(search.space), _widest(self.constraints))
+        least = self._least(Smallest(search.space), self.constraints.widest)
         return least if least is not None and least.need_bytes <= capacity else None
 
     def _least(self, smallest: Smallest, level: Level, *, brief: bool = False) -> Probe | None:
@@ -186,7 +186,7 @@ class Planner:
             found = smallest.find(level, most_operators=MOST_OPERATORS // 10 if brief else None)
             if found is None or found.as_it_runs:
                 return found
-            seen.append(self.laboratory.as_it_runs(found))
+            seen.append(self.simulations.as_it_runs(found))
         return min(seen, key=lambda probe: probe.need_bytes)
 
     def _try_microbatches(self) -> None:
@@ -194,7 +194,7 @@ class Planner:
         check, self._check = self._check, None
         if check is None:
             return
-        self._look_first()
+        self._simulate_first()
         probe = self._plain()
         workload = probe.recorded.workload
         assert workload is not None
@@ -206,7 +206,7 @@ class Planner:
             return
         samples = min(share or 1, pinned or share or 1)
         flops = probe.timing.flops / (share or samples)
-        self._checked = check(self.laboratory.call, flops, probe.recorded.parameters)
+        self._checked = check(self.simulations.call, flops, probe.recorded.parameters)
         if self._checked is not None and self._checked.separation.failed:
             # The whole batch was simulated, so being cut is what its samples do not stand.
             self._checked = dataclasses.replace(
@@ -218,14 +218,14 @@ class Planner:
             what = "microbatches change the update" if allowed else "microbatches are left out of the plan"
             warn(f"{what}: {found.sentence} {found.advice}")
 
-    def _look_first(self) -> None:
+    def _simulate_first(self) -> None:
         """Simulates together what is needed in any case, so that both workers are busy."""
-        field, by = BY_BLOCK["again"]
+        everywhere = EVERYWHERE["recompute"]
         # Of several GPUs none may be able to hold everything, as the base has it.
-        if self.constraints.is_free(field) and self.subject.workload.ranks == 1:
+        if all(map(self.constraints.is_free, everywhere)) and self.subject.workload.ranks == 1:
             base = self.constraints.base()
             with contextlib.suppress(RecipeError):
-                self.laboratory.look([base, base.replace(**by.everywhere)])
+                self.simulations.simulate([base, base.replace(**everywhere)])
 
     def _found(self, capacity: int) -> Probe | None:
         """The fastest recipe over all ways to share; None where nothing fits of what is tried first.
@@ -235,12 +235,12 @@ class Planner:
         """
         best: Probe | None = None
         self._led_by = None
-        self._look_first()
-        ways = self.space().ways()
-        for space in in_order(ways, capacity):
+        self._simulate_first()
+        strategies = self.space().strategies()
+        for space in in_order(strategies, capacity):
             if capacity <= 0 or (best is not None and not may_win(space, best, capacity, self._led_by)):
                 continue
-            if not self._may_fit(space, capacity, longer=len(ways) > 1):
+            if not self._may_fit(space, capacity, longer=len(strategies) > 1):
                 continue
             search = self._search_in(space)
             search.renew()
@@ -249,14 +249,14 @@ class Planner:
                 best, self._led_by = found, search
         return best
 
-    def _found_by_a_way_out(self, least: Probe, capacity: int) -> Probe | None:
+    def _found_by_last_resort(self, least: Probe, capacity: int) -> Probe | None:
         """The fastest recipe with a last resort (more GPUs a layer); a plan keeps to it from there on.
 
         `least`: what needs the least of all else. No way out can need less than its part of that for each GPU of a
         group.
         """
         plain, workload = self.constraints, self.subject.workload
-        for constraints in plain.ways_out(workload, "nothing that was simulated fits"):
+        for constraints in plain.last_resorts(workload, "nothing that was simulated fits"):
             group = workload.ranks // sharers(constraints.base(), workload.ranks)
             if least.need_bytes > capacity * group:
                 continue
@@ -279,17 +279,17 @@ class Planner:
         if any(seen is not None and fits_in(space, capacity) for seen in self.ever_leaner(smallest)):
             return True
         if longer:
-            smallest.find(_widest(self.constraints), enough_bytes=capacity)
+            smallest.find(self.constraints.widest, enough_bytes=capacity)
         return fits_in(space, capacity)
 
     def fits(self, budget_bytes: int) -> bool:
         """Returns whether a plan for a budget is likely to be found; simulates less than planning would."""
         capacity = self.capacity_bytes(budget_bytes)
-        return any(self._may_fit(space, capacity, longer=True) for space in reversed(self.space().ways()))
+        return any(self._may_fit(space, capacity, longer=True) for space in reversed(self.space().strategies()))
 
     def _smallest(self) -> Smallest:
         """The search for the least memory, in the way to share that needs the least by now."""
-        spaces = self.space().ways()
+        spaces = self.space().strategies()
         seen = sorted(spaces[0].usable(), key=lambda probe: probe.need_bytes)
         leanest = next((space for probe in seen for space in spaces if space.has(probe.recipe)), spaces[-1])
         return Smallest(leanest)
@@ -297,8 +297,8 @@ class Planner:
     def ever_leaner(self, smallest: Smallest) -> Iterator[Probe | None]:
         """Yields the plain recipe, one with every block checkpointed, and one with all that saves memory."""
         yield smallest.space.tried({})
-        yield smallest.space.tried(BY_BLOCK["again"][1].everywhere)
-        yield smallest.start(_widest(self.constraints))
+        yield smallest.space.tried(EVERYWHERE["recompute"])
+        yield smallest.start(self.constraints.widest)
 
     def _plan(self, best: Probe, fallbacks: tuple[Recipe, ...], budget_bytes: int, capacity: int) -> Plan:
         search = self.search
@@ -324,7 +324,7 @@ class Planner:
             host_budget_bytes=self.constraints.host_budget_bytes,
             fallbacks=fallbacks,
             neighbours=neighbours(usable, best, self.budget_bytes),
-            simulated=len(self.laboratory.probes),
+            simulated=len(self.simulations.probes),
             traits=self._traits(),
             rivals=rivals_of(search.space, best, capacity, self.place.card.context_bytes),
             elsewhere=ways_elsewhere(estimate, samples=at_once(best.recipe, best.recorded.workload), fits=True),
@@ -383,10 +383,6 @@ def _known_beside(usable: list[Probe], best: Probe, capacity: int, other: int) -
         slowest = min((probe.seconds for probe in usable if probe.need_bytes <= other), default=float("inf"))
         return any(other < probe.need_bytes < best.need_bytes and probe.seconds < slowest for probe in usable)
     return any(capacity < probe.need_bytes <= other and probe.seconds < best.seconds for probe in usable)
-
-
-def _widest(constraints: Constraints) -> Level:
-    return max(constraints.allow, key=LEVELS.index)
 
 
 def _frontier(usable: list[Probe]) -> tuple[FrontierPoint, ...]:

@@ -148,11 +148,11 @@ def no_speeds(card: Device, ranks: int = 1) -> InputError:
     )
 
 
-class Laboratory:
+class Simulations:
     """Simulates each recipe once; several at a time, except on a processor."""
 
     def __init__(
-        self, subject: Subject, place: Place, pool: Pool | None = None, before: Laboratory | None = None
+        self, subject: Subject, place: Place, pool: Pool | None = None, before: Simulations | None = None
     ) -> None:
         """Has simulated nothing yet; workers are its own if `pool` is None, and `close` ends them.
 
@@ -178,7 +178,7 @@ class Laboratory:
         if self._owns_pool:
             self._pool.close()
 
-    def look(self, recipes: Iterable[Recipe]) -> None:
+    def simulate(self, recipes: Iterable[Recipe]) -> None:
         """Simulates the recipes that were not simulated before; an impossible one becomes a `Refusal`."""
         wanted = [r for r in dict.fromkeys(recipes) if r not in self.probes and r not in self.refusals]
         for recipe, found in zip(wanted, self._threads.map(self._try, wanted), strict=True):

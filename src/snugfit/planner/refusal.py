@@ -1,4 +1,4 @@
-"""What is said where nothing fits: which limits stand in the way, the least that would do, and the way out of each.
+"""What is said where nothing fits: which limits stand in the way, the least that would do, and what to do about each.
 
 A limit stands in the way where a recipe that was simulated fits without it: the host's memory, a pin, a ban, fidelity; the
 device's own memory where none of these does. Each is lifted alone, and only the recipes that save everything at once are
@@ -18,7 +18,7 @@ from snugfit.planner.smallest import Smallest
 from snugfit.planner.space import Space
 from snugfit.recipe import Recipe
 from snugfit.report.words import recipe_in_words
-from snugfit.techniques.declaration import LEVELS, Level
+from snugfit.techniques.levels import LEVELS, Level
 from snugfit.units import MIB, format_bytes
 
 _MOST_LIFTED = 4
@@ -26,7 +26,7 @@ _MOST_LIFTED = 4
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class WayOut:
+class Remedy:
     """What would let the work fit, and what to type for it."""
 
     limit: str
@@ -49,36 +49,32 @@ class Refusal:
         """Starts with what `search` (for the least memory) simulated; `leanest` finds more at a level of fidelity."""
         self.space, self.capacity_bytes = search.space, capacity_bytes
         self._search, self._leanest = search, leanest
-        self.allowed = max(self.space.constraints.allow, key=LEVELS.index)
+        self.allowed = self.space.constraints.widest
 
     def smallest(self) -> dict[Level, Probe]:
         """Returns the leanest recipe at each level of fidelity, from the allowed one on."""
         found = {level: self._leanest(self._search, level) for level in LEVELS[LEVELS.index(self.allowed) :]}
         return {level: probe for level, probe in found.items() if probe is not None}
 
-    def ways_out(self) -> list[WayOut]:
+    def remedies(self) -> list[Remedy]:
         """Returns the limits that stand in the way, each lifted alone, the smallest change first."""
         return [*self._more_host(), *self._without_pins_and_bans(), *self._less_fidelity()]
 
-    def _lifted(self, **changes: object) -> Space:
-        constraints = dataclasses.replace(self.space.constraints, **changes)  # type: ignore[arg-type]
-        return dataclasses.replace(self.space, constraints=constraints)
-
     def _fitting(self, space: Space) -> list[Probe]:
         """What fits of all that is simulated by now, and of the recipes that save everything at once."""
-        Smallest(space).start(max(space.constraints.allow, key=LEVELS.index))
+        Smallest(space).start(space.constraints.widest)
         return [probe for probe in space.usable() if probe.need_bytes <= self.capacity_bytes]
 
-    def _more_host(self) -> Iterator[WayOut]:
+    def _more_host(self) -> Iterator[Remedy]:
         if self.space.constraints.host_budget_bytes is None:
             return
-        fits = self._fitting(self._lifted(host_budget_bytes=None))
+        fits = self._fitting(self.space.under(dataclasses.replace(self.space.constraints, host_budget_bytes=None)))
         found = min(fits, key=lambda probe: probe.host_bytes, default=None)
         if found is not None:
             needed = -(-found.host_bytes // MIB)
-            yield WayOut(limit="the host's memory", instead=f"--host-budget {needed}MiB", recipe=found.recipe)
+            yield Remedy(limit="the host's memory", instead=f"--host-budget {needed}MiB", recipe=found.recipe)
 
-    def _without_pins_and_bans(self) -> Iterator[WayOut]:
+    def _without_pins_and_bans(self) -> Iterator[Remedy]:
         constraints, plain = self.space.constraints, Recipe()
         if not constraints.pins and not constraints.forbidden:
             return
@@ -95,10 +91,11 @@ class Refusal:
             fits = [] if without is None else self._fitting(without)
             if fits:
                 found += 1
-                yield _way_out(name, constraints, min(fits, key=lambda probe: (probe.seconds, probe.need_bytes)))
+                limit = _limit(name, constraints)
+                yield Remedy(limit=limit, instead=f"without {limit}", recipe=_fastest(fits).recipe)
         if not found and pinned + banned:
             limit = " and ".join(_limit(name, constraints) for name in (*pinned, *banned))
-            yield WayOut(limit=limit, instead=f"without {limit}", recipe=best)
+            yield Remedy(limit=limit, instead=f"without {limit}", recipe=best)
 
     def _without(self, names: tuple[str, ...]) -> Space | None:
         """The space without some pins and bans; None where the rest contradicts itself."""
@@ -111,18 +108,15 @@ class Refusal:
             base = self.space.base.replace(**plain)
         except RecipeError:
             return None
-        lifted = self._lifted(pins=pins, forbidden=constraints.forbidden - set(names))
-        return dataclasses.replace(lifted, base=base)
+        lifted = dataclasses.replace(constraints, pins=pins, forbidden=constraints.forbidden - set(names))
+        return dataclasses.replace(self.space, constraints=lifted, base=base)
 
-    def _less_fidelity(self) -> Iterator[WayOut]:
+    def _less_fidelity(self) -> Iterator[Remedy]:
         for level in LEVELS[LEVELS.index(self.allowed) + 1 :]:
-            wider = self._lifted(allow=frozenset(LEVELS[: LEVELS.index(level) + 1]) | self.space.constraints.allow)
-            fits = self._fitting(wider)
+            fits = self._fitting(self.space.under(self.space.constraints.up_to(level)))
             if fits:
-                best = min(fits, key=lambda probe: (probe.seconds, probe.need_bytes))
-                yield WayOut(
-                    limit="the fidelity that is allowed", instead=f"--allow {_words(level)}", recipe=best.recipe
-                )
+                limit, instead = "the fidelity that is allowed", f"--allow {_words(level)}"
+                yield Remedy(limit=limit, instead=instead, recipe=_fastest(fits).recipe)
                 return
 
 
@@ -133,20 +127,21 @@ def does_not_fit(
 
     `advice`: what is to be said beside, empty or with a line break before it.
     """
-    least, ways = refusal.smallest(), refusal.ways_out()
+    least, remedies = refusal.smallest(), refusal.remedies()
     budgets = {level: budget_for(probe.need_bytes) for level, probe in least.items()}
     rows = [
         f"  {size // MIB} MiB{'' if level == refusal.allowed else f' with --allow {_words(level)}'}: "
         f"{recipe_in_words(least[level].recipe)}"
         for level, size in budgets.items()
     ]
-    limits = list(dict.fromkeys(way.limit for way in ways)) or ["the device's memory"]
+    limits = list(dict.fromkeys(one.limit for one in remedies)) or ["the device's memory"]
     parts = [
         f"{title} does not fit {budget} ({taken_off} taken off). What stands in the way: {' or '.join(limits)}"
-        f"{'' if ways else '; nothing else would be enough'}. {len(refusal.space.laboratory.probes)} recipes were simulated."
+        f"{'' if remedies else '; nothing else would be enough'}. {len(refusal.space.simulations.probes)} recipes were "
+        "simulated."
     ]
-    if ways:
-        parts += ["It fits with one of", *(f"  {way}" for way in ways)]
+    if remedies:
+        parts += ["It fits with one of", *(f"  {one}" for one in remedies)]
     if rows:
         parts += ["The smallest budgets that work:", *rows]
     elif (host := refusal.space.constraints.host_budget_bytes) is not None:
@@ -157,9 +152,8 @@ def does_not_fit(
     return error
 
 
-def _way_out(name: str, constraints: Constraints, found: Probe) -> WayOut:
-    limit = _limit(name, constraints)
-    return WayOut(limit=limit, instead=f"without {limit}", recipe=found.recipe)
+def _fastest(probes: list[Probe]) -> Probe:
+    return min(probes, key=lambda probe: (probe.seconds, probe.need_bytes))
 
 
 def _limit(name: str, constraints: Constraints) -> str:

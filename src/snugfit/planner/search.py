@@ -17,7 +17,7 @@ from snugfit.planner.probe import Probe
 from snugfit.planner.space import BY_BLOCK, POINTS, SWITCHES, Space
 from snugfit.planner.variants import HOPE, Variants, dominates
 from snugfit.recipe import Recipe
-from snugfit.techniques.declaration import Changes
+from snugfit.techniques.planning import Changes
 
 MOST_OPERATORS = 2_000_000
 """Operators that may be simulated for one budget, beside the start: some minutes on two cores."""
@@ -54,7 +54,7 @@ class Search:
 
     def __init__(self, space: Space) -> None:
         """Simulates what composition starts from."""
-        self.laboratory, self.space = space.laboratory, space
+        self.simulations, self.space = space.simulations, space
         self._seconds_factor: dict[tuple[Group, str], float] = {}
         self._bytes_factor: dict[tuple[Group, str], float] = {}
         self._take_switches()
@@ -65,10 +65,10 @@ class Search:
     def _take_switches(self) -> None:
         """Adopts each switch (such as `inplace`) that saves memory or time and costs neither."""
         space = self.space
-        base = space.laboratory.need(space.base)
+        base = space.simulations.need(space.base)
         taken: dict[str, object] = dict(space.built_elsewhere(base))
         there = [change for name, change in SWITCHES.items() if name in base.recorded.switchable]
-        space.look(*((change,) for change in there))
+        space.simulate(*((change,) for change in there))
         for change in there:
             seen = space.seen(change)
             if seen is not None and dominates(seen, base):
@@ -77,7 +77,7 @@ class Search:
             made = space.recipe(taken)
             assert isinstance(made, Recipe)
             self.space = dataclasses.replace(space, base=made)
-            self.laboratory.need(made)
+            self.simulations.need(made)
 
     @property
     def compositions(self) -> Mapping[str, Composition]:
@@ -86,8 +86,8 @@ class Search:
 
     def renew(self) -> None:
         """Allows as many new simulations again as one budget may take."""
-        self._most_operators = self.laboratory.operators + MOST_OPERATORS
-        self._most_probes = len(self.laboratory.probes) + MOST_PROBES
+        self._most_operators = self.simulations.operators + MOST_OPERATORS
+        self._most_probes = len(self.simulations.probes) + MOST_PROBES
 
     # The search ----------------------------------------------------------------------------------------------------
 
@@ -111,7 +111,7 @@ class Search:
                     break
         limit = self._limit(capacity_bytes)
         # Whatever is faster than the best and does not fit may fit when it is built elsewhere (`init`).
-        for probe in sorted(self.laboratory.probes.values(), key=lambda probe: probe.seconds):
+        for probe in sorted(self.simulations.probes.values(), key=lambda probe: probe.seconds):
             if probe.seconds >= limit or self._spent:
                 break
             if self.space.constraints.refusal(probe.recipe, self.space.workload) is None:
@@ -120,7 +120,7 @@ class Search:
 
     @property
     def _spent(self) -> bool:
-        return self.laboratory.operators > self._most_operators or len(self.laboratory.probes) > self._most_probes
+        return self.simulations.operators > self._most_operators or len(self.simulations.probes) > self._most_probes
 
     def _limit(self, capacity_bytes: int) -> float:
         """The seconds that a candidate must stay under to be worth a simulation."""
@@ -140,7 +140,7 @@ class Search:
                 chosen = self._most_promising(capacity_bytes, limit * NEARLY, at_once, far)
             if not chosen:
                 break
-            self.laboratory.look(candidate.recipe for candidate in chosen)
+            self.simulations.simulate(candidate.recipe for candidate in chosen)
             for candidate in chosen:
                 self._learn(candidate)
 
@@ -207,9 +207,9 @@ class Search:
             need = composition.point_bytes(seen, size, update)
             yield from self._candidate(group, mode, (seconds, need), (*common, change), capacity_bytes)
         names = composition.large.recorded.block_names
-        for mode, offload in _CHOICES.items():
+        for mode, offloads in _CHOICES.items():
             room = capacity_bytes / self._bytes_off(group, mode)
-            chosen = composition.chosen(size, update, room, offload=offload)
+            chosen = composition.chosen(size, update, room, offloads=offloads)
             if chosen is None or not any(chosen.blocks.values()):
                 continue
             change = {field: by.value(chosen.blocks[how], names) for how, (field, by) in BY_BLOCK.items()}
@@ -226,11 +226,11 @@ class Search:
         if need > capacity_bytes * (1 + 1e-9):
             return
         for recipe in self.space.allowed(*changes):
-            if recipe not in self.laboratory.probes and recipe not in self.laboratory.refusals:
+            if recipe not in self.simulations.probes and recipe not in self.simulations.refusals:
                 yield Candidate(seconds, need, recipe, group, mode, composed)
 
     def _learn(self, candidate: Candidate) -> None:
-        seen = self.laboratory.probes.get(candidate.recipe)
+        seen = self.simulations.probes.get(candidate.recipe)
         if seen is None:
             return
         seconds, need = candidate.composed

@@ -7,31 +7,28 @@ kept. Speed does not count here. Every number is from a simulation.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Iterable, Mapping
 
+from snugfit.planner.closeness import with_room
 from snugfit.planner.probe import WORKERS, Probe
-from snugfit.planner.space import ON_HOST, Space
+from snugfit.planner.space import ON_HOST, SIZE, Space
 from snugfit.recipe import Recipe
 from snugfit.techniques import TECHNIQUES
-from snugfit.techniques.declaration import LEVELS, Changes, Level, Start
+from snugfit.techniques.levels import LEVELS, Level
+from snugfit.techniques.planning import Changes
 
-_ROUNDS = 2
-_STARTS: Mapping[Level, tuple[Start, ...]] = {
-    "exact": ("microbatches", "in backward"),
-    "rounding": ("few bits",),
-    "different": ("adapters",),
-}
-"""Level -> the changes that the search begins with; those not allowed, or against an earlier one, are left out."""
-
-
-def _least(start: Start) -> list[Changes]:
-    return [row.least for row in TECHNIQUES if row.least and start in row.starts]
+_ROUNDS: Mapping[Level, int] = {"exact": 2, "rounding": 1, "different": 1}
+"""Level -> how often everything is tried, while it helps."""
+_STARTS: Mapping[Level, tuple[bool, ...]] = {"exact": (True, False), "rounding": (False,), "different": (True,)}
+"""Level -> where the search begins: with the leanest choices up to that level, each time with microbatches of one sample
+(True) or with what they rule out, the update in the middle of backward (False)."""
 
 
-def _moves(level: Level) -> list[Changes]:
-    return [change for row in TECHNIQUES for one, change in row.all_moves if one == level]
+def _lean(level: Level) -> list[Changes]:
+    """What is tried at a level of fidelity; microbatches once more where they may be `different`."""
+    declared = [one.changes for row in TECHNIQUES for one in row.planning.lean if one.level == level]
+    return declared if level == "rounding" else [{SIZE: 1}, *declared]
 
 
 class Smallest:
@@ -40,37 +37,40 @@ class Smallest:
     def __init__(self, space: Space) -> None:
         """Starts with what was simulated."""
         self.space = space
-        self._laboratory = space.laboratory
-        self._settled = False
-        self._widened: set[Level] = set()
+        self._simulations = space.simulations
         self._started: set[Level] = set()
+        self._searched: set[Level] = set()
 
     def start(self, level: Level) -> Probe | None:
         """Returns the best of the recipes that save everything at once, and of what else was simulated."""
-        space = self._wider(level)
+        space = self.space.under(self.space.constraints.up_to(level))
         new = [name for name in LEVELS if name in space.constraints.allow and name not in self._started]
-        starts = [self._effective(_least(start)) for name in new for start in _STARTS[name]]
+        starts = [self._effective(self._leanest(name, cut=cut)) for name in new for cut in _STARTS[name]]
         self._started.update(new)
         wanted = [_joined(space, changes) for changes in starts]
-        self._laboratory.look(wanted)
+        self._simulations.simulate(wanted)
         for changes, recipe in zip(starts, wanted, strict=True):
-            refusal = self._laboratory.refusals.get(recipe)
+            refusal = self._simulations.refusals.get(recipe)
             possible = [change for change in changes if refusal is None or not set(change) & set(refusal.fields)]
             if len(possible) < len(changes):  # such as no head and loss that could be computed in chunks
-                self._laboratory.look([_joined(space, possible)])
-        probes = [self._laboratory.probes[recipe] for recipe in wanted if recipe in self._laboratory.probes]
+                self._simulations.simulate([_joined(space, possible)])
+        probes = [self._simulations.probes[recipe] for recipe in wanted if recipe in self._simulations.probes]
         if any(map(space.exceeds_host, probes)):  # so nothing is kept there
             here = [[change for change in changes if not set(change) & ON_HOST] for changes in starts]
-            self._laboratory.look([_joined(space, changes) for changes in here])
+            self._simulations.simulate([_joined(space, changes) for changes in here])
         return _leanest(space)
 
-    def _effective(self, changes: Iterable[Changes]) -> list[Changes]:
-        return self.space.effective(changes, self._laboratory.probes.get(self.space.base))
+    def _leanest(self, level: Level, *, cut: bool) -> list[Changes]:
+        """What needs the least memory of each field, up to a level; contradictions are sorted out later."""
+        found: dict[str, Changes] = {SIZE: self.space.size_change(1)} if cut else {}
+        for row in TECHNIQUES:
+            least = row.planning.least
+            if least is not None and LEVELS.index(least.level) <= LEVELS.index(level):
+                found[row.fields[0]] = least.changes
+        return list(found.values())
 
-    def _wider(self, level: Level) -> Space:
-        allowed = frozenset(LEVELS[: LEVELS.index(level) + 1]) | self.space.constraints.allow
-        constraints = dataclasses.replace(self.space.constraints, allow=allowed)
-        return dataclasses.replace(self.space, constraints=constraints)
+    def _effective(self, changes: Iterable[Changes]) -> list[Changes]:
+        return self.space.effective(changes, self._simulations.probes.get(self.space.base))
 
     def find(self, level: Level, enough_bytes: int = 0, most_operators: int | None = None) -> Probe | None:
         """Returns the recipe of the least memory.
@@ -80,45 +80,42 @@ class Smallest:
         `most_operators`: nor once so many operators were simulated, beside what the search starts from; None: no limit.
         Its simulation; None where nothing at all can be simulated within the host's memory.
         """
-        space = self._wider(level)
+        space = self.space.under(self.space.constraints.up_to(level))
         best = self.start(level)
-        self._most = math.inf if most_operators is None else self._laboratory.operators + most_operators
-        if not self._settled:
-            for _ in range(_ROUNDS):
-                before, best = best, self._round(space, best, _moves("exact"), enough_bytes)
+        self._most = math.inf if most_operators is None else self._simulations.operators + most_operators
+        for name in LEVELS:
+            if name not in space.constraints.allow or name in self._searched:
+                continue
+            for _ in range(_ROUNDS[name]):
+                before, best = best, self._round(space, best, _lean(name), enough_bytes)
                 if best is not None and best.need_bytes <= enough_bytes:
                     return best
                 if best is None or (before is not None and best.need_bytes > 0.995 * before.need_bytes):
                     break
-            self._settled = True
-        for name in LEVELS[1:]:
-            if name in space.constraints.allow and name not in self._widened:
-                best = self._round(space, best, _moves(name), enough_bytes)
-                if best is not None and best.need_bytes <= enough_bytes:
-                    return best
-                self._widened.add(name)
+            self._searched.add(name)
         return _leanest(space)
 
-    def _round(self, space: Space, best: Probe | None, moves: Iterable[Changes], enough_bytes: int) -> Probe | None:
+    def _round(self, space: Space, best: Probe | None, changes: Iterable[Changes], enough_bytes: int) -> Probe | None:
         """Tries every single change, and those that help together; stops once a recipe needs little enough."""
-        start: Changes = {} if best is None else best.recipe.to_mapping()
-        alone = self._effective(moves)
-        for number in range(0, len(alone), WORKERS):
+        base = space.base if best is None else best.recipe
+        start, alone = base.to_mapping(), [with_room(space, base, change) for change in self._effective(changes)]
+        possible = [change for change in alone if change is not None]
+        for number in range(0, len(possible), WORKERS):
             leanest = _leanest(space)
             if leanest is not None and leanest.need_bytes <= enough_bytes:
                 return leanest
-            if self._laboratory.operators >= self._most:
+            if self._simulations.operators >= self._most:
                 break
-            space.look(*((start, move) for move in alone[number : number + WORKERS]))
+            space.simulate(*((start, change) for change in possible[number : number + WORKERS]))
         helped: list[tuple[int, Changes]] = []
-        for move in alone:
-            seen = space.seen(start, move)
+        for change in possible:
+            seen = space.seen(start, change)
             if seen is not None and (best is None or seen.need_bytes < 0.998 * best.need_bytes):
-                helped.append((seen.need_bytes, move))
+                helped.append((seen.need_bytes, change))
         if not helped:
             return _leanest(space)
-        ordered = [move for _, move in sorted(helped, key=lambda item: item[0])]
-        space.look((start, space.joined(ordered, start)))
+        ordered = [change for _, change in sorted(helped, key=lambda item: item[0])]
+        space.simulate((start, space.joined(ordered, start)))
         return _leanest(space)
 
 

@@ -8,50 +8,60 @@ can carry it out of the simulation. Imports no torch.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from snugfit.errors import RecipeError
 from snugfit.planner.constraints import Constraints
-from snugfit.planner.probe import Laboratory, Probe
+from snugfit.planner.probe import Probe, Simulations
 from snugfit.recipe import Recipe
 from snugfit.techniques import TECHNIQUES
 from snugfit.techniques.batch_share import largest_share
-from snugfit.techniques.declaration import LEVELS, ByBlock, Changes, Choice, Situation
+from snugfit.techniques.levels import LEVELS
+from snugfit.techniques.planning import ByBlock, Changes, Situation
 from snugfit.workload import Workload
 
 PLAIN = "plain"
 """Name of the choice that changes nothing."""
 
-SWITCHES: Mapping[str, Changes] = {row.name: row.least for row in TECHNIQUES if row.nothing_to_switch}
-"""Switches that are adopted where the simulation shows less memory and no more time."""
-POINTS: Mapping[str, Changes] = {
-    PLAIN: {},
-    **{name: change for row in TECHNIQUES for name, change in row.points.items()},
-}
-"""What can be done to all blocks alike; choices of some blocks lie between them."""
-BY_BLOCK: Mapping[str, tuple[str, ByBlock]] = {
-    row.by_block.how: (row.fields[0], row.by_block) for row in TECHNIQUES if row.by_block is not None
-}
-"""What is done to blocks one by one, `again` (computed again) and `away` (kept on the host): the field, and how."""
+_BLOCKWISE = [(row, row.planning.by_block) for row in TECHNIQUES if row.planning.by_block is not None]
+BY_BLOCK: Mapping[str, tuple[str, ByBlock]] = {by.how: (row.fields[0], by) for row, by in _BLOCKWISE}
+"""What is done to blocks one by one, `recompute` (in backward) and `offload` (to the host): the field, and how."""
+EVERYWHERE: Mapping[str, Changes] = {by.how: row.planning.choices[0].changes for row, by in _BLOCKWISE}
+"""The same, done to all blocks."""
 SIZE = next(row.fields[0] for row in TECHNIQUES if row.may_change == "batch")
 """The field that cuts the batch, a dimension of its own in the search."""
-AT_BUILD = next(row for row in TECHNIQUES if row.at_build)
+AT_BUILD = next(row for row in TECHNIQUES if row.planning.part == "build")
 """What decides how the model is built, and nothing about a step."""
-NEVER = {field: why for row in TECHNIQUES for field, why in row.never.items()}
-"""Fields that are only used when they are pinned, and why."""
-WAY_FIELDS = tuple(field for row in TECHNIQUES for field in row.way_fields)
-"""Fields that a way to share sets."""
-ON_HOST = frozenset(field for row in TECHNIQUES if row.on_host for field in row.fields)
+ON_HOST = frozenset(field for row in TECHNIQUES if row.planning.on_host for field in row.fields)
 """Fields that move things to the host."""
+
+
+def choices_of(*parts: str) -> list[Changes]:
+    """Returns what techniques declare of some parts of a recipe, allowed or not."""
+    return [one.changes for row in TECHNIQUES if row.planning.part in parts for one in row.planning.choices]
+
+
+def worded(changes: Changes) -> str:
+    """Returns what the search calls some changes."""
+    return ", ".join(f"{name}={value}" for name, value in changes.items()) or PLAIN
+
+
+SWITCHES: Mapping[str, Changes] = {
+    row.name: row.planning.choices[0].changes for row in TECHNIQUES if row.planning.part == "switch"
+}
+"""Switches that are adopted where the simulation shows less memory and no more time."""
+POINTS: Mapping[str, Changes] = {worded(change): change for change in ({}, *choices_of("blocks"))}
+"""What can be done to all blocks alike; choices of some blocks lie between them."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Space:
     """All recipes that may be chosen, and what simulations of them have shown."""
 
-    laboratory: Laboratory
+    simulations: Simulations
     """Where recipes are simulated."""
     constraints: Constraints
     """What they must keep to."""
@@ -68,22 +78,26 @@ class Space:
     @property
     def on_cpu(self) -> bool:
         """Whether training runs on a CPU, where host and device are the same memory."""
-        return self.laboratory.place.on_cpu
+        return self.simulations.place.on_cpu
+
+    def under(self, constraints: Constraints) -> Space:
+        """Returns the space of the same training under other constraints."""
+        return dataclasses.replace(self, constraints=constraints)
 
     def recipe(self, *changes: Changes) -> Recipe | str:
         """Returns the recipe with changes (later ones win), or the sentence that says why it is not allowed."""
         given = self.base.to_mapping()
         for change in changes:
             given.update(change)
-        if self.laboratory.subject.built and any(given[name] != getattr(self.base, name) for name in AT_BUILD.fields):
+        if self.simulations.subject.built and any(given[name] != getattr(self.base, name) for name in AT_BUILD.fields):
             return "the model is built already; to choose where, give its name, or a function that builds it."
         if self.on_cpu and self._moves_to_host(given):
             return "on a cpu the host is the same memory, so moving things there saves nothing."
         try:
             made = Recipe.from_mapping(given)
             for row in TECHNIQUES:
-                if row.follows is not None and self.constraints.is_free(row.name):
-                    made = made.replace(**row.follows(made, self.workload))
+                if row.planning.follows is not None and self.constraints.is_free(row.name):
+                    made = made.replace(**row.planning.follows(made, self.workload))
         except RecipeError as error:
             return error.problems[0]
         return self.constraints.refusal(made, self.workload) or made
@@ -96,24 +110,24 @@ class Space:
         made = self.recipe(*changes)
         return [] if isinstance(made, str) else [made]
 
-    def look(self, *alternatives: Sequence[Changes]) -> None:
+    def simulate(self, *alternatives: Sequence[Changes]) -> None:
         """Simulates the recipe with each of several sets of changes, where allowed."""
-        self.laboratory.look(recipe for changes in alternatives for recipe in self.allowed(*changes))
+        self.simulations.simulate(recipe for changes in alternatives for recipe in self.allowed(*changes))
 
     def seen(self, *changes: Changes) -> Probe | None:
         """Returns the probe of the recipe with some changes; None where it was not simulated."""
-        return next((self.laboratory.probes.get(recipe) for recipe in self.allowed(*changes)), None)
+        return next((self.simulations.probes.get(recipe) for recipe in self.allowed(*changes)), None)
 
     def tried(self, *changes: Changes) -> Probe | None:
         """Simulates the recipe with some changes; None where that is not allowed or not possible."""
-        self.look(changes)
+        self.simulate(changes)
         return self.seen(*changes)
 
     def usable(self) -> list[Probe]:
         """Returns all simulated recipes that are allowed and within the host's memory."""
         return [
             probe
-            for probe in self.laboratory.probes.values()
+            for probe in self.simulations.probes.values()
             if not self.exceeds_host(probe) and self.constraints.refusal(probe.recipe, self.workload) is None
         ]
 
@@ -161,51 +175,47 @@ class Space:
         """Returns the change that sets a size of microbatch."""
         return {} if SIZE in self.constraints.pins else {SIZE: None if size == self.batch else size}
 
-    def ways(self) -> list[Space]:
+    def strategies(self) -> list[Space]:
         """Returns a space for each way to share out the model, the fastest first; itself where there is one."""
-        declared = [way for row in TECHNIQUES if row.ways is not None for way in row.ways(self.situation)]
-        bases = dict.fromkeys(recipe for way in ({}, *declared) for recipe in self.allowed(way))
+        bases = dict.fromkeys(recipe for change in ({}, *self._sharing) for recipe in self.allowed(change))
         return [dataclasses.replace(self, base=base) for base in bases] or [self]
+
+    @functools.cached_property
+    def _sharing(self) -> list[Changes]:
+        asked = [row.planning.strategies for row in TECHNIQUES if row.planning.strategies is not None]
+        return [change for strategies in asked for change in strategies(self.situation)]
+
+    @property
+    def sharing_fields(self) -> set[str]:
+        """Fields in which ways to share out the model differ."""
+        return {field for change in self._sharing for field in change}
 
     def has(self, recipe: Recipe) -> bool:
         """Returns whether a recipe shares out the model in this space's way."""
-        return all(getattr(recipe, name) == getattr(self.base, name) for name in WAY_FIELDS)
+        return all(getattr(recipe, name) == getattr(self.base, name) for name in self.sharing_fields)
 
-    def finishing(self, recipe: Recipe) -> list[Recipe]:
+    def refined(self, recipe: Recipe) -> list[Recipe]:
         """Returns the changes that are tried at the end of a search that found a recipe."""
-        asked = [row.finishing for row in TECHNIQUES if row.finishing is not None]
+        asked = [row.planning.refined for row in TECHNIQUES if row.planning.refined is not None]
         own = recipe.to_mapping()
         return [made for each in asked for change in each(recipe, self.workload) for made in self.allowed(own, change)]
 
     @property
     def situation(self) -> Situation:
         """What a plan is for."""
-        capable = self.laboratory.place.personality.capability >= (8, 0)
+        capable = self.simulations.place.personality.capability >= (8, 0)
         return Situation(self.workload, self.on_cpu, bf16=self.on_cpu or capable)
 
-    def updates(self) -> dict[str, Changes]:
-        """Returns the ways of updating, plain first."""
-        return self._worth_trying(choice for row in TECHNIQUES for choice in row.updates)
-
-    def variants(self) -> dict[str, Changes]:
-        """Returns the choices that change the passes, plain first: number format, loss, adapters."""
-        return self._worth_trying(choice for row in TECHNIQUES for choice in row.variants)
-
-    @staticmethod
-    def choices() -> list[Changes]:
-        """Returns all ways of updating and all changes to the passes, allowed or not."""
-        return [one.changes for row in TECHNIQUES for one in (*row.updates, *row.variants)]
-
-    def _worth_trying(self, choices: Iterable[Choice]) -> dict[str, Changes]:
-        """The choices that are allowed and make sense here, those that cost least fidelity first."""
+    def worth_trying(self, part: str) -> list[Changes]:
+        """Returns the choices for a part of a recipe that are allowed and make sense here, least loss of fidelity first."""
+        choices = [one for row in TECHNIQUES if row.planning.part == part for one in row.planning.choices]
         ordered = sorted(choices, key=lambda choice: LEVELS.index(choice.level))
-        kept = [one for one in ordered if one.level in self.constraints.allow and one.when(self.situation)]
-        return {PLAIN: {}, **{one.name: one.changes for one in kept}}
+        return [one.changes for one in ordered if one.level in self.constraints.allow and one.when(self.situation)]
 
     def built_elsewhere(self, probe: Probe) -> Changes:
         """Returns the change of `init` where building decides what a recipe (`probe`) needs; else no change."""
         too_much_on_host = self.exceeds_host(probe)
-        change = AT_BUILD.least
+        change = AT_BUILD.planning.choices[0].changes
         chosen = any(getattr(probe.recipe, name) != getattr(Recipe(), name) for name in change)
         if chosen or not self.may_build_elsewhere or not (probe.build_decides or too_much_on_host):
             return {}
@@ -231,8 +241,3 @@ def products(kinds: Iterable[Iterable[Changes]]) -> dict[str, Changes]:
     """Returns every combination of one choice of each kind, by name."""
     taken = ({name: value for one in each for name, value in one.items()} for each in itertools.product(*kinds))
     return {worded(changes): changes for changes in taken}
-
-
-def worded(changes: Changes) -> str:
-    """Returns what the search calls some changes."""
-    return ", ".join(f"{name}={value}" for name, value in changes.items()) or PLAIN

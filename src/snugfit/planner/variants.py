@@ -12,16 +12,16 @@ from collections.abc import Mapping, Sequence
 
 from snugfit.planner.compose import ON_UPDATE, Composition
 from snugfit.planner.probe import WORKERS, Probe
-from snugfit.planner.space import AT_BUILD, BY_BLOCK, PLAIN, POINTS, SIZE, Space, kinds_of, products, worded
+from snugfit.planner.space import AT_BUILD, BY_BLOCK, EVERYWHERE, PLAIN, POINTS, SIZE, Space, kinds_of, products, worded
 from snugfit.recipe import Recipe
 from snugfit.techniques import TECHNIQUES
-from snugfit.techniques.declaration import Changes
+from snugfit.techniques.planning import Changes
 
 HOPE = 0.95
 """Factor on guesses at the time of what was not simulated: they may be so much too slow."""
 _HARDLY = 0.1
 """Gradients and state of less than this part of the weights, such as adapters', are not worth another way of updating."""
-_FOLLOWS = tuple(row.fields[0] for row in TECHNIQUES if row.follows is not None)
+_FOLLOWS = tuple(row.fields[0] for row in TECHNIQUES if row.planning.follows is not None)
 """Fields that follow from the rest of a recipe."""
 
 
@@ -31,19 +31,19 @@ class Variants:
     def __init__(self, space: Space, sizes: Sequence[int]) -> None:
         """Simulates every choice alone; `sizes` are those of microbatch, largest first."""
         self._space, self._sizes = space, sizes
-        self._ways = kinds_of(change for change in space.updates().values() if space.allowed(change))
-        ways = products([{}, *kind] for kind in self._ways)
-        self.updates = {name: change for name, change in ways.items() if space.allowed(change)}
-        kinds = kinds_of(space.variants().values())
+        self._updates_by_kind = kinds_of(change for change in space.worth_trying("update") if space.allowed(change))
+        updates = products([{}, *kind] for kind in self._updates_by_kind)
+        self.updates = {name: change for name, change in updates.items() if space.allowed(change)}
+        kinds = kinds_of(space.worth_trying("passes"))
         self._alone = [change for kind in kinds for change in kind]
-        space.look(*((change,) for change in self._alone))
+        space.simulate(*((change,) for change in self._alone))
         kept = products(map(self._promising, kinds))
         self.changes = {name: change for name, change in kept.items() if space.allowed(change)}
         self.composed: dict[str, Composition] = {}
         self._impossible: set[str] = set()
         large = space.size_change(sizes[0])
         if space.on_cpu:  # a processor's cache may make a smaller microbatch the faster one
-            space.look((large,), *((space.size_change(size),) for size in sizes))
+            space.simulate((large,), *((space.size_change(size),) for size in sizes))
         seen = [probe for size in sizes if (probe := space.seen(space.size_change(size))) is not None]
         whole = space.seen(large)
         self._cut = min((probe.seconds / whole.seconds for probe in seen), default=1.0) if whole is not None else 1.0
@@ -67,10 +67,9 @@ class Variants:
 
     def _hardly_worth(self, change: Changes) -> bool:
         """Whether a choice is slower than plain passes and saves next to nothing, even with all blocks checkpointed."""
-        everywhere = BY_BLOCK["again"][1].everywhere
-        for point in ({}, everywhere):
+        for point in ({}, EVERYWHERE["recompute"]):
             if point:
-                self._space.look((point,), (change, point))
+                self._space.simulate((point,), (change, point))
             plain, mine = self._space.seen(point), self._space.seen(change, point)
             if plain is None or mine is None or mine is plain or not _hardly_saves(mine, plain):
                 return False
@@ -95,7 +94,7 @@ class Variants:
                 return False
             next_ones = [self.changes[name] for _, name in ordered[:WORKERS]]
             if self._space.seen(next_ones[0], large) is None:
-                self._space.look(*((change, large) for change in next_ones))
+                self._space.simulate(*((change, large) for change in next_ones))
                 if self._space.seen(next_ones[0], large) is not None:
                     continue  # what it really takes may put another one first
             tried.add(ordered[0][1])
@@ -152,18 +151,18 @@ class Variants:
         if capacity_bytes is not None and min(one.profile.outside_bytes for one in updates.values()) > capacity_bytes:
             return False
         small = [] if self.small_size is None else [(change, space.size_change(self.small_size))]
-        space.look(*((change, large, point) for point in POINTS.values()), *small)
+        space.simulate(*((change, large, point) for point in POINTS.values()), *small)
         sized = {size: space.allowed(change, space.size_change(size)) for size in self._sizes}
         self.composed[name] = Composition(
             batch=space.batch or self._sizes[0],
             largest=self._sizes[0],
             large=probe,
             recipes={size: recipe for size, allowed in sized.items() for recipe in allowed},
-            probes=space.laboratory.probes,
+            probes=space.simulations.probes,
             small_size=self.small_size,
             serial=space.on_cpu,
-            again=space.seen(change, large, BY_BLOCK["again"][1].everywhere),
-            away=space.seen(change, large, BY_BLOCK["away"][1].everywhere),
+            recompute=space.seen(change, large, EVERYWHERE["recompute"]),
+            offload=space.seen(change, large, EVERYWHERE["offload"]),
             updates=updates,
         )
         return True
@@ -177,8 +176,8 @@ class Variants:
         for known in self.composed.values():  # weights, gradients and state of the same bytes are updated alike
             if len(known.updates) > 1 and known.large.profile.held_bytes == probe.profile.held_bytes:
                 return {name: _shifted(probe, known.large, seen) for name, seen in known.updates.items()}
-        alone = [change for kind in self._ways for change in kind]
-        space.look(*((variant, large, change) for change in alone))
+        alone = [change for kind in self._updates_by_kind for change in kind]
+        space.simulate(*((variant, large, change) for change in alone))
         found: dict[str, Probe] = {}
         for name, change in self.updates.items():
             parts = [space.seen(variant, large, one) for one in alone if one.items() <= change.items()]

@@ -141,8 +141,9 @@ def advise(seen: SeenModel | None, *, device_index: int | None) -> Advice:
 def _candidates(seen: SeenModel, personality: Personality) -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
     """Yields what may be worth doing: words, fields of a recipe, arguments of the script's optimizer."""
     for technique in TECHNIQUES:
-        if technique.advised and (seen.blocks or "{blocks}" not in technique.advised):
-            yield technique.advised.format(blocks=seen.blocks), dict(technique.least), {}
+        advised, least = technique.planning.advised, technique.planning.least
+        if least is not None and advised and (seen.blocks or "{blocks}" not in advised):
+            yield advised.format(blocks=seen.blocks), dict(least.changes), {}
     _, _, kind, settings = skeleton.loads(seen.data)
     if implementation_of(kind, settings, personality) == "foreach":
         held = "the update's temporaries for all parameters at once"

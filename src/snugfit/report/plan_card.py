@@ -15,9 +15,11 @@ from snugfit.units import format_bytes, format_seconds
 if TYPE_CHECKING:
     from snugfit.planner.plan_result import Plan
 
-_QUIET = {field for row in TECHNIQUES for field in row.fields[0 if row.quiet else 1 :]}
+_QUIET = {field for row in TECHNIQUES for field in row.fields[0 if row.planning.quiet else 1 :]}
 """Fields that the card only names when they are on; the JSON has all."""
-_OF_SEVERAL = {row.fields[0] for row in TECHNIQUES if row.ways is not None or row.at_build}
+_OF_SEVERAL = {
+    row.fields[0] for row in TECHNIQUES if row.planning.strategies is not None or row.planning.part == "build"
+}
 """Those of them that it names in any case where several GPUs train."""
 
 

@@ -164,7 +164,7 @@ class Session(ABC):
 
 def switchable(model: torch.nn.Module) -> tuple[str, ...]:
     """Returns the techniques that would find something to switch in a model."""
-    return tuple(row.name for row in TECHNIQUES if row.nothing_to_switch and loaded(row.hooks).may_gain(model))
+    return tuple(row.name for row in TECHNIQUES if row.planning.part == "switch" and loaded(row.hooks).may_gain(model))
 
 
 def without_logs() -> None:

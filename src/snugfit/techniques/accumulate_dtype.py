@@ -14,8 +14,9 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Literal
 
-from snugfit.techniques.declaration import Changes, Technique
+from snugfit.techniques.declaration import Technique
 from snugfit.techniques.microbatch import splits
+from snugfit.techniques.planning import Changes, Planning
 
 if TYPE_CHECKING:
     from snugfit.recipe import Recipe
@@ -47,9 +48,10 @@ TECHNIQUE = Technique(
     spellings={("32", "float32", "f32", "full"): ("fp32",), ("none", "default", "same"): ("as-is",)},
     may_change="update",
     in_the_loop="add gradients up there in the dtype that you want",
-    follows=_follows,
-    goes_with=("microbatch_size",),
-    quiet=True,
-    because="it only matters where gradients of microbatches add up in 16-bit weights",
+    planning=Planning(
+        follows=_follows,
+        because="it only matters where gradients of microbatches add up in 16-bit weights",
+        quiet=True,
+    ),
     example=(_CUT, {**_CUT, "accumulate_dtype": "fp32"}),
 )

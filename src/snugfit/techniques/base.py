@@ -6,13 +6,13 @@ import dataclasses
 import functools
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 import torch
 from torch import nn
 
 from snugfit.techniques import TECHNIQUES
-from snugfit.techniques.declaration import STAGES, loaded
+from snugfit.techniques.declaration import loaded
 from snugfit.techniques.host_pool import HostPool
 from snugfit.techniques.streams import CopyStream
 
@@ -26,6 +26,8 @@ WeightedPiece = tuple[Any, "float | torch.Tensor"]
 """A microbatch with the factor of its loss."""
 Order = Callable[[Iterable[WeightedPiece], Callable[[Any], torch.Tensor], Callable[[torch.Tensor], None]], torch.Tensor]
 """Takes microbatches through forward (to a loss) and backward (from a weighted loss); returns the loss of the batch."""
+Stage = Literal["numbers", "layers", "calls", "saved tensors", "blocks", "model"]
+STAGES: tuple[Stage, ...] = get_args(Stage)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,8 +52,13 @@ class Setup:
 
 def model_techniques() -> list[type[ModelTechnique]]:
     """Returns the techniques that change a model, in the order in which they do; later ones surround earlier ones."""
-    declared = sorted((row for row in TECHNIQUES if row.hooks), key=lambda row: STAGES.index(row.stage))
-    return [loaded(row.hooks) for row in declared]
+    declared: list[type[ModelTechnique]] = [loaded(row.hooks) for row in TECHNIQUES if row.hooks]
+    return sorted(declared, key=lambda technique: STAGES.index(technique.stage))
+
+
+def wanted_techniques(setup: Setup) -> list[ModelTechnique]:
+    """Returns the techniques that a recipe asks for, in the order in which they change a model."""
+    return [technique(setup) for technique in model_techniques() if technique.wanted(setup.recipe)]
 
 
 class WrappedForward:
@@ -72,14 +79,20 @@ class ModelTechnique:
     """A technique that changes the model in place or surrounds its forward pass; overrides the hooks it needs.
 
     No hook draws a random number, and none changes or removes a key of the model's `state_dict`. Adapters add keys of their
-    own, as peft names them (`lora_A.default.weight`). Only `quantize`, which works before any hook, takes keys away: a
-    layer then has `W_q` and `scales` in place of `weight`.
+    own, as peft names them (`lora_A.default.weight`). Only `quantize`, which works before the model moves, takes keys away:
+    a layer then has `W_q` and `scales` in place of `weight`.
     """
 
     field: ClassVar[str]
     """The recipe field that asks for it."""
     values: ClassVar[tuple[str, ...]] = ()
     """Values of the field that ask for it; none: all but the default."""
+    stage: ClassVar[Stage] = "layers"
+    """When it changes the model; later ones surround earlier ones."""
+    stays: ClassVar[str] = ""
+    """What of it stays in a model that it is taken off, in words."""
+    from_host: ClassVar[bool] = False
+    """Whether it takes a model that is built on the host to the device."""
     wraps: ClassVar[bool] = False
     """Whether it surrounds blocks or the model, and so is put on anew with every other recipe."""
     spans_backward = False
@@ -107,6 +120,9 @@ class ModelTechnique:
     @classmethod
     def undo(cls, model: nn.Module) -> None:
         """Gives a model back what it changed, if it did; wrapped forward methods come off without it."""
+
+    def change_before_it_moves(self, model: nn.Module) -> None:
+        """Changes the caller's model where it was built, so that the device never holds it as it was."""
 
     def change(self, model: nn.Module) -> None:
         """Changes the caller's model in place, once, on its device and before the optimizer is built."""

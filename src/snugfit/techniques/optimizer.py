@@ -20,10 +20,11 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
-from snugfit.techniques.declaration import Choice, OptimizerName, Technique
+from snugfit.techniques.declaration import OptimizerName, Technique
 from snugfit.techniques.low_bit_optimizer import LowBit
 from snugfit.techniques.muon import Muon
 from snugfit.techniques.paged_adamw import PagedAdamW
+from snugfit.techniques.planning import Choice, Planning
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -39,7 +40,7 @@ def _leaner(name: str) -> Choice:
     return Choice({"optimizer": name}, "different", lambda here: here.workload.optimizer != name)
 
 
-_SGD = {"optimizer": "sgd", "offload_optimizer": False}
+_SGD, _ADAFACTOR = map(_leaner, ("sgd", "adafactor"))
 
 TECHNIQUE = Technique(
     name="optimizer",
@@ -54,8 +55,10 @@ TECHNIQUE = Technique(
     },
     optimizers=tuple(OptimizerName(name=name) for name in ("adam", "adamw", "sgd", "adafactor")),
     in_the_loop="make that optimizer there, from the parameters that are trained",
-    updates=tuple(map(_leaner, ("sgd", "adafactor"))),
-    moves=(("different", _SGD), ("different", {**_SGD, "step_in_backward": True, "microbatch_size": None})),
-    trials=({"optimizer": "sgd"},),
+    planning=Planning(
+        part="update",
+        choices=(_SGD, _ADAFACTOR),
+        leaner=(_SGD, Choice({**_SGD.changes, "step_in_backward": True}, "different")),
+    ),
     example=({"microbatch_size": 4}, {"microbatch_size": 4, "optimizer": "sgd"}),
 )

@@ -17,6 +17,7 @@ import dataclasses
 from typing import Literal
 
 from snugfit.techniques.declaration import Technique
+from snugfit.techniques.planning import Choice, Planning
 
 _TAKES = (None, "adam", "adamw", "sgd", "adafactor")
 _NOT_FUSED = "optimizer_impl='fused': torch has no fused kernel for adafactor. Use foreach or for-loop."
@@ -53,7 +54,9 @@ TECHNIQUE = Technique(
     },
     in_the_loop="give foreach= or fused= to your optimizer",
     may_change="update",
-    moves=(("exact", {"optimizer_impl": "for-loop"}),),
-    because="torch's fused kernels are taken where there are any, which are the fastest",
+    planning=Planning(
+        leaner=(Choice({"optimizer_impl": "for-loop"}),),
+        because="torch's fused kernels are taken where there are any, which are the fastest",
+    ),
     example=({"microbatch_size": 4, "optimizer_impl": "foreach"}, {"microbatch_size": 4, "optimizer_impl": "fused"}),
 )

@@ -24,8 +24,9 @@ from __future__ import annotations
 
 import dataclasses
 
-from snugfit.techniques.declaration import Choice, Technique
+from snugfit.techniques.declaration import Technique
 from snugfit.techniques.microbatch import splits
+from snugfit.techniques.planning import Choice, Planning
 
 _ON = {"step_in_backward": True}
 
@@ -64,15 +65,11 @@ TECHNIQUE = Technique(
     },
     may_change="update",
     in_the_loop="step each parameter there, in a hook of register_post_accumulate_grad_hook",
-    per_parameter=True,
-    least=_ON,
-    starts=("in backward", "few bits"),
-    moves=(
-        ("exact", {"microbatch_size": 1, "step_in_backward": False}),
-        ("exact", {"microbatch_size": None, **_ON}),
-        ("exact", _ON),
+    updated_by="snugfit.techniques.parameter_update:ParameterUpdate",
+    planning=Planning(
+        part="update",
+        choices=(Choice(_ON),),
+        advised="updating each parameter during backward, so that gradients never pile up",
     ),
-    updates=(Choice(_ON),),
-    advised="updating each parameter during backward, so that gradients never pile up",
     example=({"checkpoint": "all"}, {"checkpoint": "all", **_ON}),
 )

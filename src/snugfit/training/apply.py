@@ -19,12 +19,10 @@ from snugfit.errors import InputError, RecipeError, about, warn
 from snugfit.phases import phase
 from snugfit.recipe import Recipe
 from snugfit.run import Run
-from snugfit.techniques import TECHNIQUES, left_to_the_loop
-from snugfit.techniques.base import ModelTechnique, Setup, WrappedForward, model_techniques
-from snugfit.techniques.declaration import loaded
+from snugfit.techniques import left_to_the_loop
+from snugfit.techniques.base import ModelTechnique, Setup, WrappedForward, model_techniques, wanted_techniques
 from snugfit.techniques.host_pool import HostPool
 from snugfit.techniques.init.apply import settle
-from snugfit.techniques.quantize.apply import quantize_layers
 from snugfit.techniques.streams import CopyStream
 from snugfit.techniques.true_precision.apply import held_in
 from snugfit.training.caches import caching_configs, without_caches
@@ -94,13 +92,10 @@ class Applied:
         """
         self._check_on()
         take_over(self.model)
-        recipe, plain = self.recipe, Recipe()
-        for row in TECHNIQUES:
-            asked = getattr(recipe, row.fields[0]) != getattr(plain, row.fields[0])
-            if row.stays and (loaded(row.hooks).wanted(recipe) if row.hooks else asked):
-                warn(
-                    f"{row.fields[0]}={getattr(recipe, row.fields[0])!r} was taken off the model; what stays: {row.stays}."
-                )
+        for one in model_techniques():
+            if one.stays and one.wanted(self.recipe):
+                value = getattr(self.recipe, one.field)
+                warn(f"{one.field}={value!r} was taken off the model; what stays: {one.stays}.")
 
     def give_up_model(self) -> None:
         """Takes note that the techniques are off the model, or another's are on it."""
@@ -186,11 +181,11 @@ def apply(model: nn.Module, recipe: Recipe | HasRecipe, *, device: torch.device 
     setup = Setup(recipe=recipe, workload=workload, device=place, pool=HostPool(place), copies=CopyStream(place))
     take_over(model)
     with phase("build"):
-        if recipe.quantize != "none":
-            with about("quantize"):
-                quantize_layers(model, recipe, place)
+        techniques = wanted_techniques(setup)
+        for technique in techniques:
+            with about(technique.field):
+                technique.change_before_it_moves(model)
         settle(model, device=place, dtype=held_in(recipe))
-        techniques = [technique(setup) for technique in model_techniques() if technique.wanted(recipe)]
         for technique in techniques:
             with about(technique.field):
                 technique.change(model)

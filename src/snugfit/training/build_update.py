@@ -171,10 +171,10 @@ class UpdateBuilder:
         )
 
     def _parts(self, setup: Setup, kept: Sequence[JointUpdate]) -> list[JointUpdate]:
-        each = [row for row in TECHNIQUES if row.per_parameter and getattr(setup.recipe, row.name)]
+        each = [loaded(row.updated_by) for row in TECHNIQUES if row.updated_by and getattr(setup.recipe, row.name)]
         if not each:
             return [JointUpdate(self.optimizer)]
-        cls = next((loaded(row.updated_by) for row in each if row.updated_by), ParameterUpdate)
+        cls = next((kind for kind in each if kind is not ParameterUpdate), ParameterUpdate)
         there = {(part.weight, part.number): part for part in kept if isinstance(part, ParameterUpdate)}
         return [
             there.get((weight, number)) or cls(self.optimizer, weight, number, setup)

@@ -15,12 +15,10 @@ from snugfit.phases import phase
 from snugfit.recipe import Recipe
 from snugfit.run import Run
 from snugfit.techniques import each_builds
-from snugfit.techniques.adapter.layers import adapter_record
-from snugfit.techniques.base import Setup, model_techniques
+from snugfit.techniques.base import Setup, model_techniques, wanted_techniques
 from snugfit.techniques.batches import LOSS_WEIGHTS, LossWeight, Split
 from snugfit.techniques.host_pool import HostPool
 from snugfit.techniques.init.apply import build, settle
-from snugfit.techniques.quantize.apply import quantize_layers
 from snugfit.techniques.shard import group_size
 from snugfit.techniques.shard.ranks import Ranks, builds_here, check_ranks, ranks_here
 from snugfit.techniques.shard.same_model import check_same, described_module, described_optimizer
@@ -138,11 +136,11 @@ def prepare(
     take_over(model)
     before = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     with phase("build"):
-        if workload.freeze and adapter_record(model) is None:  # adapters have frozen everything already
-            freeze_parameters(model, workload.freeze)
-        if recipe.quantize != "none":  # before the model moves, so that the device never holds it whole
-            with about("quantize"):
-                quantize_layers(model, recipe, place)
+        techniques = wanted_techniques(setup)
+        freeze_parameters(model, workload.freeze)
+        for technique in techniques:
+            with about(technique.field):
+                technique.change_before_it_moves(model)
         # What is shared out arrives unit by unit, so that no GPU holds the whole model.
         whole = setup.ranks is None or (recipe.shard == "none" and recipe.tensor_parallel == 1)
         settle(model, device=place if whole else torch.device("cpu"), dtype=held_in(recipe))
@@ -150,7 +148,6 @@ def prepare(
             given.follow(model, before)
         if isinstance(loss, nn.Module):
             loss.to(place)
-        techniques = [technique(setup) for technique in model_techniques() if technique.wanted(recipe)]
         for technique in techniques:
             with about(technique.field):
                 technique.change(model)
@@ -230,7 +227,8 @@ def _built(make: Callable[[], nn.Module], recipe: Recipe, device: torch.device |
         raise InputError(
             "init='meta' gives a model no values, and prepare() knows of no file to read them from. Use init='device'."
         )
-    place = place_of(device, nn.Module()) if recipe.quantize == "none" else torch.device("cpu")
+    on_host = any(technique.from_host and technique.wanted(recipe) for technique in model_techniques())
+    place = torch.device("cpu") if on_host else place_of(device, nn.Module())
     with phase("build"):
         model = build(make, init=recipe.init, device=place, dtype=held_in(recipe), first=builds_here(recipe))
     if not isinstance(model, nn.Module):

@@ -14,7 +14,7 @@ from torch import Tensor
 from snugfit.errors import OutOfMemoryError, SnugfitError, warn
 from snugfit.fidelity import fidelity
 from snugfit.recipe import Recipe
-from snugfit.techniques.declaration import LEVELS
+from snugfit.techniques.levels import LEVELS
 from snugfit.training.fallbacks import Failure, Fallbacks, elements, samples_of
 from snugfit.training.microbatch_check import MicrobatchCheck
 from snugfit.training.out_of_memory import free_memory, release_traceback, tried

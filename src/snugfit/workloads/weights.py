@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from snugfit.errors import InputError, listed, note
+from snugfit.techniques.adapter.layers import adapter_record
 from snugfit.techniques.init.late import await_values
 from snugfit.workloads.hf_conversion import Source
 
@@ -326,7 +327,9 @@ def _head_note(heads: Mapping[str, tuple[int, int]], origin: str) -> str:
 
 
 def freeze_parameters(model: torch.nn.Module, patterns: Sequence[str]) -> list[str]:
-    """Freezes parameters by shell-style patterns (`encoder.*`) and returns their names."""
+    """Freezes parameters by shell-style patterns (`encoder.*`) and returns their names; adapters have frozen all already."""
+    if adapter_record(model) is not None:
+        return []
     parameters = dict(model.named_parameters())
     frozen: list[str] = []
     for pattern in patterns:

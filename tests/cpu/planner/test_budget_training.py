@@ -78,7 +78,7 @@ def planner(planning_pool):
 def test_half_a_quarter_an_eighth(planner):
     # The batch itself was there before the run, so the first step's measurement is that of the training.
     losses, plain, work = trained(Recipe())
-    rows = [(1, planner.laboratory.need(Recipe()).seconds, work)]
+    rows = [(1, planner.simulations.need(Recipe()).seconds, work)]
     for part in (2, 4, 8):
         plan = planner.at(plain // part)
         theirs, peak, work = trained(plan.recipe)

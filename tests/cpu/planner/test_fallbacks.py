@@ -31,13 +31,13 @@ def test_a_plan_alone_in_its_kind_is_turned_up(planning_pool, monkeypatch):
     with planned.planner(planning_pool, allow=allow, pins={"optimizer": None}) as planner:
         recipe = Recipe(precision="bf16-mixed", optimizer_impl="for-loop")
         search = planner.search
-        for known in [one for one in planner.laboratory.probes if one.precision == "bf16-mixed"]:
-            del planner.laboratory.probes[known]
-        best = planner.laboratory.need(recipe)
-        assert not any(one.precision == recipe.precision for one in planner.laboratory.probes if one != recipe)
+        for known in [one for one in planner.simulations.probes if one.precision == "bf16-mixed"]:
+            del planner.simulations.probes[known]
+        best = planner.simulations.need(recipe)
+        assert not any(one.precision == recipe.precision for one in planner.simulations.probes if one != recipe)
         monkeypatch.setattr("snugfit.planner.fallbacks._lent", lambda *given: [])
         found = fallbacks_of(search.space, best)
-        needs = [planner.laboratory.probes[one].need_bytes for one in found]
+        needs = [planner.simulations.probes[one].need_bytes for one in found]
     assert len(found) >= 2 and needs == sorted(needs, reverse=True) and needs[0] < best.need_bytes
     for one in found:
         assert one.precision == "bf16-mixed" and set(differing(one, recipe)) <= set(CHANGEABLE)
@@ -49,9 +49,9 @@ def test_other_recipes_lend_what_may_change(planning_pool, monkeypatch):
     allow = frozenset({"exact", "rounding"})
     with planned.planner(planning_pool, allow=allow, pins={"optimizer": None}) as planner:
         search = planner.search
-        for known in [one for one in planner.laboratory.probes if one.precision == "bf16-mixed"]:
-            del planner.laboratory.probes[known]
-        best = planner.laboratory.need(Recipe(precision="bf16-mixed"))
+        for known in [one for one in planner.simulations.probes if one.precision == "bf16-mixed"]:
+            del planner.simulations.probes[known]
+        best = planner.simulations.need(Recipe(precision="bf16-mixed"))
         monkeypatch.setattr("snugfit.planner.fallbacks._turned_up", lambda *given: [])
         found = fallbacks_of(search.space, best)
     assert found and all(one.precision == "bf16-mixed" for one in found)

@@ -27,7 +27,7 @@ def real_batch(samples=16, tokens=128):
 
 
 def plain_bytes(planner: Planner) -> int:
-    return planner.laboratory.need(planner.constraints.base()).need_bytes
+    return planner.simulations.need(planner.constraints.base()).need_bytes
 
 
 @pytest.mark.parametrize("place", [planned.CPU, planned.CARD], ids=["cpu", "card"])
@@ -41,7 +41,7 @@ def test_plans_fit_and_time_never_falls_with_the_budget(planning_pool, place):
             capacity = planner.capacity_bytes(plan.budget_bytes)
             assert replay(plan.estimate.trace, config, capacity).shortage is None
             assert plan.estimate.devices[0].fits and plan.fidelity.level == "exact"
-            assert plan.recipe in planner.laboratory.probes
+            assert plan.recipe in planner.simulations.probes
             check_prepared(planned.Stack, plan, real_batch(16, 512), TRAINED)
         seconds = [plan.step_seconds for plan in plans]
         assert seconds == sorted(seconds)
@@ -62,9 +62,9 @@ def test_what_a_plan_holds(planning_pool):
     points = [(point["total_bytes"], point["step_seconds"]) for point in document["frontier"]]
     assert points == sorted(points) and [s for _, s in points] == sorted((s for _, s in points), reverse=True)
     assert plan.recipe in [point.recipe for point in plan.frontier]
-    needs = [planner.laboratory.probes[recipe].need_bytes for recipe in plan.fallbacks]
+    needs = [planner.simulations.probes[recipe].need_bytes for recipe in plan.fallbacks]
     assert needs and needs == sorted(needs, reverse=True)
-    assert needs[0] < planner.laboratory.probes[plan.recipe].need_bytes
+    assert needs[0] < planner.simulations.probes[plan.recipe].need_bytes
     text = " ".join(plan.explain().split())
     for part in ("Why", "not allowed (--allow rounding)", "Memory against time", "still fit"):
         assert part in text
@@ -91,7 +91,7 @@ def test_a_plan_with_a_compiler_holds_what_compiling_showed(planning_pool):
     ) as planner:
         eager = plain_bytes(planner)
         plan = planner.at(2 * eager)
-        probes = planner.laboratory.probes
+        probes = planner.simulations.probes
         found = probes[plan.recipe]
         assert found.as_it_runs and found.need_bytes <= planner.capacity_bytes(plan.budget_bytes)
         assert plan.recipe.compile == compiled["compile"]
@@ -141,7 +141,7 @@ def test_what_does_not_fit_names_the_smallest_budgets_and_they_work(planning_poo
 def test_host_memory_is_a_budget_of_its_own(planning_pool):
     offloads = {"offload_activations": "all", "microbatch_size": None, "checkpoint": "none"}
     with planned.planner(planning_pool, place=planned.CARD, pins=offloads) as planner:
-        host = planner.laboratory.need(Recipe(**offloads)).host_bytes
+        host = planner.simulations.need(Recipe(**offloads)).host_bytes
     with (
         planned.planner(planning_pool, place=planned.CARD, pins=offloads, host_budget_bytes=host // 2) as planner,
         pytest.raises(DoesNotFitError, match="No recipe stays within the host budget"),
@@ -152,7 +152,7 @@ def test_host_memory_is_a_budget_of_its_own(planning_pool):
 def test_on_cpu_what_is_kept_on_the_host_counts_against_the_budget(planning_pool):
     pins = {"offload_optimizer": True}
     with planned.planner(planning_pool, pins=pins) as planner:
-        offloaded, plain = planner.laboratory.need(Recipe(**pins)), planner.laboratory.need(Recipe())
+        offloaded, plain = planner.simulations.need(Recipe(**pins)), planner.simulations.need(Recipe())
     assert offloaded.host_bytes > 0 and offloaded.need_bytes >= plain.need_bytes
 
 

@@ -60,16 +60,16 @@ def listed(sizes, *rest):
 
 @pytest.fixture(scope="module", params=CASES)
 def plans(planning_pool, request):
-    """The laboratory of the list, and for each budget a planner, which is told of the list only what it asks for."""
+    """The simulations of the list, and for each budget a planner, which is told of the list only what it asks for."""
     place, model, batch, allow, *lists = CASES[request.param]
     with planned.planner(planning_pool, place=place, model=model, batch=batch, allow=allow) as known:
-        known.laboratory.look([Recipe(), *listed(*lists)])
-        plain = known.laboratory.probes[Recipe()].need_bytes
+        known.simulations.simulate([Recipe(), *listed(*lists)])
+        plain = known.simulations.probes[Recipe()].need_bytes
         found = []
         for share in SHARES:
             given = known.subject, place, Constraints(allow=allow)
             planner = Planner(
-                *given, pool=planning_pool, before=known.laboratory
+                *given, pool=planning_pool, before=known.simulations
             )  # asks what is known only where it would
             budget = known.budget_bytes(int(share * plain))
             capacity = planner.capacity_bytes(budget)
@@ -80,15 +80,15 @@ def plans(planning_pool, request):
                 except DoesNotFitError:  # how little is enough is looked for elsewhere (`smallest.py`)
                     planner.close()
         assert len(found) >= 3
-        yield known.laboratory, found
+        yield known.simulations, found
         for planner, _, _ in found:
             planner.close()
 
 
 def test_no_recipe_of_a_list_is_faster(plans):
-    laboratory, found = plans
+    simulations, found = plans
     for _, plan, capacity in found:
-        fitting = [probe for probe in laboratory.probes.values() if probe.need_bytes <= capacity]
+        fitting = [probe for probe in simulations.probes.values() if probe.need_bytes <= capacity]
         assert plan.step_seconds <= 1.03 * min(probe.seconds for probe in fitting), plan.recipe
 
 
@@ -97,18 +97,18 @@ def test_nothing_is_on_that_gains_nothing(plans):
     for planner, plan, capacity in found:
         for name in fields_on(plan.recipe):
             back = turned_back(planner.search.space, plan.recipe, name)
-            seen = planner.laboratory.probes.get(back)
+            seen = planner.simulations.probes.get(back)
             if seen is not None:
                 assert seen.need_bytes > capacity or seen.seconds > plan.step_seconds, (name, plan.recipe)
             else:
-                assert back is None or back in planner.laboratory.refusals
+                assert back is None or back in planner.simulations.refusals
 
 
 def test_reasons_are_the_plan_with_one_field_changed(plans):
-    laboratory, found = plans
+    simulations, found = plans
     told = 0
     for planner, plan, _ in found[1::2]:
-        mine = planner.laboratory.probes[plan.recipe]
+        mine = planner.simulations.probes[plan.recipe]
         for name in fields_on(plan.recipe):
             try:
                 alone = plan.recipe.replace(**{name: getattr(Recipe(), name)})
@@ -116,7 +116,7 @@ def test_reasons_are_the_plan_with_one_field_changed(plans):
                 continue
             if turned_back(planner.search.space, plan.recipe, name) != alone:
                 continue
-            other = laboratory.need(alone)
+            other = simulations.need(alone)
             more, slower = other.need_bytes - mine.need_bytes, other.seconds - mine.seconds
             told += 1
             assert f"without it a step takes {format_bytes(abs(more)) if more else 'as much'}" in plan.reasons[name]
@@ -139,7 +139,7 @@ def test_of_recipes_that_take_nearly_the_same_time_the_closer_one_is_taken(plann
     far = [farness(recipe, workload) for recipe in ordered]
     assert far == sorted(far) and len(set(far)) == len(far)
     with planned.planner(planning_pool) as planner:
-        plain = planner.laboratory.need(Recipe())
+        plain = planner.simulations.need(Recipe())
     faster = timed(plain, Recipe(checkpoint="all"), plain.seconds / (NEARLY + 0.001))
     nearly = timed(plain, Recipe(checkpoint="all"), plain.seconds / (NEARLY - 0.001))
     assert closest([plain, nearly], workload) is plain and closest([plain, faster], workload) is faster

@@ -9,7 +9,7 @@ from snugfit import Recipe
 from snugfit.devices import device_named
 from snugfit.errors import InputError
 from snugfit.fake_device.personality import Personality
-from snugfit.planner.probe import WORKERS, Laboratory, Place
+from snugfit.planner.probe import WORKERS, Place, Simulations
 
 
 class Workers:
@@ -31,8 +31,8 @@ class Workers:
 @pytest.mark.parametrize(("card", "kind", "at_once"), [("rtx-4090", "cuda", WORKERS), ("cpu", "cpu", 1)])
 def test_how_many_at_once(card, kind, at_once):
     workers, place = Workers(), Place(card=device_named(card), personality=Personality(kind=kind))
-    laboratory = Laboratory(SimpleNamespace(title="a model"), place, workers)
+    simulations = Simulations(SimpleNamespace(title="a model"), place, workers)
     recipes = [Recipe(microbatch_size=size) for size in (1, 2, 4)]
-    laboratory.look(recipes)
-    laboratory.close()
-    assert laboratory.refusals.keys() == set(recipes) and workers.most == at_once
+    simulations.simulate(recipes)
+    simulations.close()
+    assert simulations.refusals.keys() == set(recipes) and workers.most == at_once

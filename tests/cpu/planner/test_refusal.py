@@ -26,7 +26,7 @@ def only(*fields):
 
 
 def plain_bytes(planner):
-    return planner.laboratory.need(planner.constraints.base()).need_bytes
+    return planner.simulations.need(planner.constraints.base()).need_bytes
 
 
 def test_the_smallest_host_budget_is_said_and_works(planning_pool):
@@ -42,7 +42,7 @@ def test_the_smallest_host_budget_is_said_and_works(planning_pool):
 def test_recipes_that_keep_nothing_on_the_host_are_tried_where_it_is_short(planning_pool):
     given = {"place": planned.CARD, "model": WIDE, "forbidden": only("init", "checkpoint", "offload_activations")}
     with planned.planner(planning_pool, host_budget_bytes=2**20, **given) as planner:
-        least = planner.laboratory.need(Recipe(init="device", checkpoint="all"))
+        least = planner.simulations.need(Recipe(init="device", checkpoint="all"))
         assert least.host_bytes < 2**20
         plan = planner.at(planner.budget_bytes(int(1.05 * least.need_bytes)))
     assert plan.estimate.host_bytes <= 2**20
@@ -63,7 +63,7 @@ def test_recipes_that_keep_nothing_on_the_host_are_tried_where_it_is_short(plann
 def test_the_pin_or_ban_that_stands_in_the_way_is_named_and_no_other(planning_pool, pins, banned, limit):
     forbidden = (only("checkpoint", "microbatch_size", "inplace") | set(banned)) - set(pins)
     with planned.planner(planning_pool, pins={"inplace": False, **pins}, forbidden=forbidden) as planner:
-        free = planner.laboratory.need(Recipe(microbatch_size=1, checkpoint="all")).need_bytes
+        free = planner.simulations.need(Recipe(microbatch_size=1, checkpoint="all")).need_bytes
         error = refused(planner, planner.budget_bytes(int(1.005 * free)))
     assert error.limits == (limit,)
     assert f"without {limit}: " in str(error)
@@ -82,6 +82,6 @@ def test_weights_that_cannot_fit_take_few_simulations(planning_pool, monkeypatch
     monkeypatch.setattr(planning, "MOST_OPERATORS", 0)  # as if each recipe were a large one
     with planned.planner(planning_pool, place=planned.CARD, model=WIDE) as planner:
         error = refused(planner, 4 * 2**20)
-        weights = sum(planner.laboratory.need(Recipe()).recorded.weight_bytes.values())
-        assert weights > 4 * 2**20 and len(planner.laboratory.probes) <= 8
+        weights = sum(planner.simulations.need(Recipe()).recorded.weight_bytes.values())
+        assert weights > 4 * 2**20 and len(planner.simulations.probes) <= 8
     assert set(error.smallest_budget_bytes) == {"exact", "rounding", "different"}

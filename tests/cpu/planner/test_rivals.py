@@ -12,10 +12,10 @@ from snugfit.training.changeable import problems_of_change
 @pytest.mark.parametrize("share", [0.9, 0.4])
 def test_rivals_fit_and_promise_about_as_much(planning_pool, share):
     with planned.planner(planning_pool) as planner:
-        most = planner.budget_bytes(planner.laboratory.need(Recipe()).need_bytes)
+        most = planner.budget_bytes(planner.simulations.need(Recipe()).need_bytes)
         plan = planner.at(int(share * most))
         capacity, workload = planner.capacity_bytes(plan.budget_bytes), planner.search.space.workload
-        probes = [planner.laboratory.probes[one.recipe] for one in plan.rivals]
+        probes = [planner.simulations.probes[one.recipe] for one in plan.rivals]
     assert 1 <= len(plan.rivals) <= MOST
     for rival, probe in zip(plan.rivals, probes, strict=True):
         assert probe.need_bytes <= capacity and rival.step_seconds == probe.seconds <= ABOUT * plan.step_seconds

@@ -32,7 +32,7 @@ def planner(pool, gpus=4, place=planned.CARD, blocks=4, **given):
 
 def spaces(pool, gpus=4, **given):
     with planner(pool, gpus, **given) as one:
-        return one.space(), one.space().ways()
+        return one.space(), one.space().strategies()
 
 
 def test_ways_to_share_are_those_that_pins_and_bans_leave(planning_pool):
@@ -58,14 +58,14 @@ def test_ways_to_share_are_those_that_pins_and_bans_leave(planning_pool):
 
 def test_the_budget_is_that_of_each_gpu(planning_pool):
     with planner(planning_pool, blocks=8, pins=PLAIN) as one:  # of four, sharing gradients alone would be enough
-        whole = one.laboratory.need(Recipe()).need_bytes
-        shared = one.laboratory.need(Recipe(shard="full")).need_bytes
+        whole = one.simulations.need(Recipe()).need_bytes
+        shared = one.simulations.need(Recipe(shard="full")).need_bytes
         assert shared < 0.9 * whole
         plan = one.at(one.budget_bytes(shared))
         fastest = min(one.search.space.usable(), key=lambda probe: probe.seconds)
         assert plan.recipe.shard == "full" and plan.step_seconds > fastest.seconds
         assert plan.estimate.devices[0].fits and (plan.estimate.gpus, plan.fidelity.level) == (4, "exact")
-        assert plan.recipe in one.laboratory.probes
+        assert plan.recipe in one.simulations.probes
         for probe in one.search.space.usable():  # of all ways to share, none that was simulated is better
             assert probe.seconds >= plan.step_seconds or probe.need_bytes > one.capacity_bytes(plan.budget_bytes)
         assert plan.slowdown == pytest.approx(plan.step_seconds / fastest.seconds)
@@ -79,7 +79,7 @@ def test_the_budget_is_that_of_each_gpu(planning_pool):
 def test_activations_are_no_part_of_an_update(planning_pool):
     """Processes tell each other something between forward and backward, while all activations are alive."""
     with planned.planner(planning_pool, place=planned.CARD, batch=planned.batch_of(512, 64), gpus=4) as one:
-        plain, again = (one.laboratory.need(Recipe(shard="full", checkpoint=how)) for how in ("none", "all"))
+        plain, again = (one.simulations.need(Recipe(shard="full", checkpoint=how)) for how in ("none", "all"))
     assert again.need_bytes < 0.8 * plain.need_bytes
     assert plain.profile.outside_bytes == pytest.approx(again.profile.outside_bytes, rel=0.01)
 
@@ -113,7 +113,7 @@ def test_the_fewest_gpus(planning_pool, caplog):
     pins = {**PLAIN, "offload_parameters": "none", "microbatch_size": None, "adapter": "none"}
     made = functools.partial(planner, planning_pool, pins=pins, forbidden=frozenset({"quantize"}))
     with made(2) as two, made(4) as four:
-        needs = [one.laboratory.need(one.constraints.base().replace(shard="full")).need_bytes for one in (two, four)]
+        needs = [one.simulations.need(one.constraints.base().replace(shard="full")).need_bytes for one in (two, four)]
         assert needs[1] < 0.9 * needs[0]
         budget = two.budget_bytes(sum(needs) // 2)
     with caplog.at_level("INFO", "snugfit"):

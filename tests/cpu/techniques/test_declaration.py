@@ -14,7 +14,8 @@ from snugfit import Recipe, RecipeError, Workload, fidelity
 from snugfit.fields import field_infos
 from snugfit.techniques import OPTIMIZER_NAMES, TECHNIQUES
 from snugfit.techniques.base import ModelTechnique, model_techniques
-from snugfit.techniques.declaration import LEVELS, STARTS, loaded, said
+from snugfit.techniques.declaration import loaded, said
+from snugfit.techniques.levels import LEVELS
 from snugfit.techniques.own_optimizer import OwnOptimizer, own_optimizer
 from snugfit.techniques.parameter_update import ParameterUpdate
 from snugfit.training.changeable import CHANGEABLE
@@ -25,9 +26,8 @@ by_name = pytest.mark.parametrize("row", TECHNIQUES, ids=lambda row: row.name)
 
 def changes_of(row):
     """Every change that a declaration names."""
-    found = [row.least, *row.all_turns, *row.all_trials, *row.points.values(), *(row.example or ())]
-    found += [change for _, change in row.all_moves]
-    return [*found, *(choice.changes for choice in (*row.updates, *row.variants))]
+    examples = () if isinstance(row.example, str) else row.example
+    return [*examples, *(choice.changes for choice in (*row.planning.choices, *row.planning.lean))]
 
 
 def test_declarations_load_no_torch():
@@ -47,21 +47,37 @@ def test_every_field_of_a_recipe_belongs_to_a_technique():
 @by_name
 def test_what_it_names_exists(row):
     assert (ROOT / "docs" / "techniques" / f"{row.name}.md").exists()
-    assert (row.example is None) == bool(row.unmeasured)
-    assert row.level in LEVELS and set(row.starts) <= set(STARTS)
+    assert row.level in LEVELS
     infos = field_infos(Recipe)
     for change in changes_of(row):
         assert set(change) <= set(infos)
         for field, value in change.items():
             assert not infos[field].choices or value is None or value in infos[field].choices
-    for words in (row.names, row.never):
-        assert set(words) <= set(row.fields)
-    assert set(row.goes_with) <= set(infos)
+    assert set(row.names) <= set(row.fields)
+
+
+@by_name
+def test_choices_are_what_the_planner_takes_them_for(row):
+    planning = row.planning
+    assert bool(planning.choices) == bool(planning.part) and not (planning.advised and planning.least is None)
+    for choice in (*planning.choices, *planning.lean):
+        assert choice.level in LEVELS
+    for choice in planning.choices:
+        assert row.fields[0] in choice.changes
+        made = Recipe(**choice.changes)
+        assert all(getattr(made, field) != getattr(Recipe(), field) for field in choice.changes)
+    if planning.part in ("switch", "build"):
+        assert len(planning.choices) == 1 and planning.choices[0].level == "exact"
+    if planning.by_block is not None:
+        names = ["a", "b", "c"]
+        some = planning.by_block.value([1], names)
+        assert Recipe(**{row.fields[0]: some}) != Recipe() and planning.by_block.count(some, 3) == 1
+        assert planning.by_block.value([], names) == "none"
 
 
 @by_name
 def test_examples_are_recipes_that_differ_in_it(row):
-    if row.example is not None:
+    if not isinstance(row.example, str):
         without, with_it = (Recipe(**fields) for fields in row.example)
         assert any(getattr(without, field) != getattr(with_it, field) for field in row.fields)
 
@@ -84,7 +100,7 @@ def test_code_is_found_where_it_says(row):
         assert (own is None) == (not one.built_by) and (own is None or isinstance(own, OwnOptimizer))
         assert not one.holds or OPTIMIZER_NAMES[one.holds].holds == ""
     if row.updated_by:
-        assert row.per_parameter and issubclass(loaded(row.updated_by), ParameterUpdate)
+        assert issubclass(loaded(row.updated_by), ParameterUpdate)
     if row.hooks:
         [hooks] = [one for one in model_techniques() if one.__module__.startswith(f"snugfit.techniques.{row.name}.")]
         assert issubclass(hooks, ModelTechnique) and hooks.field == row.fields[0]
@@ -94,8 +110,8 @@ def test_code_is_found_where_it_says(row):
 def test_techniques_change_a_model_in_the_order_of_their_stages():
     names = [one.__name__ for one in model_techniques()]
     assert names == [
-        "MixedPrecision", "TruePrecision", "TF32", "InPlace", "Adapter", "TensorParallel", "Attention", "LossImpl",
-        "ActivationOffload", "Checkpointing", "Compile",
+        "MixedPrecision", "TruePrecision", "TF32", "Quantization", "InPlace", "Adapter", "TensorParallel", "Attention",
+        "LossImpl", "ActivationOffload", "Checkpointing", "Compile",
     ]  # fmt: skip
 
 

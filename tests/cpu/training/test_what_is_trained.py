@@ -170,8 +170,7 @@ def chosen():
     """What plans may choose and what people may ask for, one technique at a time, as far as one process on cpu has it."""
     found = {str(fields): fields for fields in ({"microbatch_size": 3, "accumulate_dtype": "fp32", **BF16}, BF16)}
     for row in TECHNIQUES:
-        choices = [*(changes for _, changes in row.all_moves), *row.all_trials]
-        choices += [one.changes for one in (*row.updates, *row.variants)]
+        choices = [one.changes for one in (*row.planning.choices, *row.planning.lean)]
         choices += [{"optimizer": one.name} for one in row.optimizers]
         found |= {str(dict(changes)): dict(changes) for changes in choices if _is_a_recipe(changes)}
     return found

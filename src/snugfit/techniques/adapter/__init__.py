@@ -38,7 +38,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
-from snugfit.techniques.declaration import SWITCHED_OFF, SWITCHED_ON, Choice, Technique
+from snugfit.techniques.declaration import SWITCHED_OFF, SWITCHED_ON, Technique
+from snugfit.techniques.planning import Choice, Planning
 
 _LORA = {"adapter": "lora"}
 
@@ -102,10 +103,6 @@ TECHNIQUE = Technique(
         ),
     },
     hooks="snugfit.techniques.adapter.apply:Adapter",
-    stays="adapters, and weights that they have frozen (snugfit.merge_adapter makes them one)",
-    moves=(("different", {**_LORA, "offload_optimizer": False}),),
-    trials=(_LORA,),
-    variants=(Choice(_LORA, "different"),),
-    never=dict.fromkeys(_SETTINGS, "it belongs to adapter"),
+    planning=Planning(part="passes", choices=(Choice(_LORA, "different"),)),
     example=({"microbatch_size": 4}, {"microbatch_size": 4, **_LORA}),
 )

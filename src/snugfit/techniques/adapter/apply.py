@@ -28,6 +28,7 @@ class Adapter(ModelTechnique):
     """Puts adapters beside linear layers and freezes everything else."""
 
     field = "adapter"
+    stays = "adapters, and weights that they have frozen (snugfit.merge_adapter makes them one)"
 
     def change(self, model: nn.Module) -> None:
         """Adds the adapters, or keeps those that an earlier `prepare` has added."""

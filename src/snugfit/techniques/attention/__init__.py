@@ -21,6 +21,7 @@ import dataclasses
 from typing import Literal
 
 from snugfit.techniques.declaration import Technique
+from snugfit.techniques.planning import Choice, Planning
 
 _SDPA = {"attention": "sdpa"}
 
@@ -47,9 +48,13 @@ TECHNIQUE = Technique(
         ("manual", "naive", "vanilla"): ("eager",),
     },
     hooks="snugfit.techniques.attention.apply:Attention",
-    stage="calls",
     may_change="passes",
-    least=_SDPA,
-    nothing_to_switch="the model has no attention that it can switch from holding every score",
+    planning=Planning(
+        part="switch",
+        choices=(Choice(_SDPA),),
+        off=lambda _, plan: (
+            "" if plan.switchable else "the model has no attention that it can switch from holding every score"
+        ),
+    ),
     example=({"attention": "eager"}, _SDPA),
 )

@@ -26,6 +26,7 @@ class Attention(ModelTechnique):
     """Switches the model's own attention and limits torch's choice of kernels."""
 
     field = "attention"
+    stage = "calls"
 
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup)

@@ -23,7 +23,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from snugfit.techniques.declaration import SWITCHED_OFF, SWITCHED_ON, ByBlock, Technique
+from snugfit.techniques.declaration import SWITCHED_OFF, SWITCHED_ON, Technique
+from snugfit.techniques.planning import ByBlock, Choice, Planning
 
 _ALL = {"checkpoint": "all"}
 
@@ -90,14 +91,15 @@ TECHNIQUE = Technique(
         "Leave one of them out.": lambda r: r.checkpoint == "selective" and r.inplace,
     },
     hooks="snugfit.techniques.checkpoint.apply:Checkpointing",
-    stage="blocks",
     may_change="passes",
-    least=_ALL,
-    moves=(),
-    turns=({"checkpoint": "selective"}, _ALL),
-    points={"checkpoint": _ALL, "selective": {"checkpoint": "selective"}},
-    by_block=ByBlock(how="again", everywhere=_ALL, value=_some, count=_count, in_words="checkpointing all blocks"),
-    instead=lambda r, _: f"microbatches of {r.microbatch_size} are cheaper" if r.microbatch_size is not None else "",
-    advised="checkpointing these {blocks} blocks",
+    planning=Planning(
+        part="blocks",
+        choices=(Choice(_ALL), Choice({"checkpoint": "selective"})),
+        by_block=ByBlock(how="recompute", value=_some, count=_count, in_words="checkpointing all blocks"),
+        instead=lambda r, _: (
+            f"microbatches of {r.microbatch_size} are cheaper" if r.microbatch_size is not None else ""
+        ),
+        advised="checkpointing these {blocks} blocks",
+    ),
     example=({}, _ALL),
 )

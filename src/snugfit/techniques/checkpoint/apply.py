@@ -48,6 +48,7 @@ class Checkpointing(ModelTechnique):
     """Wraps the forward method of the chosen blocks."""
 
     field = "checkpoint"
+    stage = "blocks"
     wraps = True
     last_again = ""
     """The block that was computed again last."""

@@ -23,6 +23,7 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from snugfit.techniques.declaration import SWITCHED_OFF, SWITCHED_ON, Technique
+from snugfit.techniques.planning import Planning
 
 if TYPE_CHECKING:
     from snugfit.recipe import Recipe
@@ -98,10 +99,12 @@ TECHNIQUE = Technique(
     },
     hooks="snugfit.techniques.compile.apply:Compile",
     in_the_loop="call model.compile() there, after snugfit.apply",
-    stage="model",
-    never={
-        "compile": "the time of a compiled step is held against no measurement, and compiling takes minutes; pin it",
-        "compile_memory_budget": "it belongs to compile",
-    },
+    planning=Planning(
+        off=lambda field, _: (
+            "the time of a compiled step is held against no measurement, and compiling takes minutes; pin it"
+            if field == "compile"
+            else ""
+        )
+    ),
     example=({}, {"compile": "aot_eager_decomp_partition"}),
 )

@@ -25,6 +25,7 @@ class Compile(ModelTechnique):
     """Compiles the model in place, so that its class and state_dict keys stay."""
 
     field = "compile"
+    stage = "model"
     wraps = True
 
     def change(self, model: nn.Module) -> None:

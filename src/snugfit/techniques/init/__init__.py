@@ -48,6 +48,8 @@ import dataclasses
 from typing import Literal
 
 from snugfit.techniques.declaration import Technique
+from snugfit.techniques.planning import Choice, Planned, Planning
+from snugfit.units import format_bytes
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -59,6 +61,21 @@ class Fields:
     the weights then being read from a file straight into place."""
 
 
+def _built_by_each(_: str, plan: Planned) -> str:
+    """Says who builds the model where several processes share it out, and the host memory that takes."""
+    if plan.workload.gpus == 1:
+        return ""
+    who = (
+        "the first process builds the model on the host and sends it to the others unit by unit"
+        if plan.one_builds
+        else f"each of the {plan.workload.gpus} processes of a machine has the whole model on the host"
+    )
+    return (
+        f"{who}; a machine takes {format_bytes(plan.host_bytes)} of host memory at the most. Built on a device, each GPU "
+        "would hold all of it"
+    )
+
+
 TECHNIQUE = Technique(
     name="init",
     fields=("init",),
@@ -68,9 +85,12 @@ TECHNIQUE = Technique(
     known_as="meta-device meta low-cpu-mem-usage empty-weights init-empty-weights",
     spellings={("cpu", "ram"): ("host",), ("cuda", "gpu"): ("device",), ("empty", "lazy", "deferred"): ("meta",)},
     in_the_loop="build the model there, where it is to live",
-    at_build=True,
-    least={"init": "device"},
-    quiet=True,
-    because="building takes no more than training, which does not depend on it",
-    unmeasured="it is about building a model, before any step; the last rung of README's ladder is built in bf16 by it",
+    planning=Planning(
+        part="build",
+        choices=(Choice({"init": "device"}),),
+        off=_built_by_each,
+        because="building takes no more than training, which does not depend on it",
+        quiet=True,
+    ),
+    example="it is about building a model, before any step; the last rung of README's ladder is built in bf16 by it",
 )

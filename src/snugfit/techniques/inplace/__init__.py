@@ -22,6 +22,7 @@ from __future__ import annotations
 import dataclasses
 
 from snugfit.techniques.declaration import Technique
+from snugfit.techniques.planning import Choice, Planning
 
 _ON = {"inplace": True}
 
@@ -43,7 +44,12 @@ TECHNIQUE = Technique(
     known_as="in-place relu-inplace",
     hooks="snugfit.techniques.inplace.apply:InPlace",
     may_change="passes",
-    least=_ON,
-    nothing_to_switch="the model has no activation module that could overwrite its input",
+    planning=Planning(
+        part="switch",
+        choices=(Choice(_ON),),
+        off=lambda _, plan: (
+            "" if plan.switchable else "the model has no activation module that could overwrite its input"
+        ),
+    ),
     example=({}, _ON),
 )

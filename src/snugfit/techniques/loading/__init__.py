@@ -23,9 +23,15 @@ from __future__ import annotations
 import dataclasses
 
 from snugfit.techniques.declaration import Technique
+from snugfit.techniques.planning import Planning
 
 MOST_WORKERS = 256
 """Each is a copy of the training process: more would exhaust the machine before they helped."""
+
+_PIN_IT = {
+    "workers": "; pin it to what your data needs",
+    "pin_memory": "; pin it where copies to the card show in a profile",
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -57,11 +63,9 @@ TECHNIQUE = Technique(
     },
     may_change="loading",
     in_the_loop="give them to your DataLoader",
-    never={
-        "workers": "loading of data is not simulated; pin it to what your data needs",
-        "pin_memory": "loading of data is not simulated; pin it where copies to the card show in a profile",
-        "prefetch": "loading of data is not simulated",
-    },
-    quiet=True,
-    unmeasured="it moves work to other processes and changes neither the step's memory nor its arithmetic",
+    planning=Planning(
+        off=lambda field, _: "loading of data is not simulated" + _PIN_IT.get(field, ""),
+        quiet=True,
+    ),
+    example="it moves work to other processes and changes neither the step's memory nor its arithmetic",
 )

@@ -25,7 +25,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
-from snugfit.techniques.declaration import Choice, Technique
+from snugfit.techniques.declaration import Technique
+from snugfit.techniques.planning import Choice, Planning
 
 _CHUNKED = {"loss_impl": "chunked"}
 
@@ -49,9 +50,7 @@ TECHNIQUE = Technique(
     spellings={("liger", "liger-kernel", "cce", "cut-cross-entropy"): ("fused", "chunked"), ("none",): ("full",)},
     only_on_cards={"its kernels are written for cards": lambda r: r.loss_impl == "fused"},
     hooks="snugfit.techniques.loss_impl.apply:LossImpl",
-    stage="calls",  # after adapters, which may sit on the head
     may_change="passes",
-    least=_CHUNKED,
-    variants=(Choice(_CHUNKED),),
+    planning=Planning(part="passes", choices=(Choice(_CHUNKED),)),
     example=({}, _CHUNKED),
 )

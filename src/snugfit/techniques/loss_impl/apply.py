@@ -21,6 +21,7 @@ class LossImpl(ModelTechnique):
     """Puts deferred logits in the place of the head's output."""
 
     field = "loss_impl"
+    stage = "calls"  # after adapters, which may sit on the head
     wraps = True
 
     def __init__(self, setup: Setup) -> None:

@@ -28,11 +28,15 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
-from snugfit.techniques.declaration import Choice, OptimizerName, Technique
+from snugfit.techniques.declaration import OptimizerName, Technique
+from snugfit.techniques.planning import Choice, Planning
 
 LowBit = Literal["adamw8bit", "adamw4bit", "adamwfp8", "paged-adamw8bit"]
 _NAMES: tuple[LowBit, ...] = get_args(LowBit)
-_8BIT, _4BIT = {"optimizer": "adamw8bit"}, {"optimizer": "adamw4bit"}
+_CHOICES = tuple(
+    Choice({"optimizer": name}, "rounding", lambda here: here.workload.optimizer == "adamw") for name in _NAMES
+)
+_8BIT, _4BIT = _CHOICES[:2]
 
 TECHNIQUE = Technique(
     name="low_bit_optimizer",
@@ -69,15 +73,6 @@ TECHNIQUE = Technique(
         ),
         "its pages are moved by CUDA's driver": lambda r: r.optimizer == "paged-adamw8bit",
     },
-    least=_4BIT,
-    starts=("few bits",),
-    moves=(
-        ("rounding", {**_8BIT, "offload_optimizer": False}),
-        ("rounding", {**_4BIT, "offload_optimizer": False}),
-    ),
-    trials=(_8BIT,),
-    updates=tuple(
-        Choice({"optimizer": name}, "rounding", lambda here: here.workload.optimizer == "adamw") for name in _NAMES
-    ),
-    example=({"microbatch_size": 4}, {"microbatch_size": 4, **_8BIT}),
+    planning=Planning(part="update", choices=_CHOICES, leaner=(_4BIT, _8BIT)),
+    example=({"microbatch_size": 4}, {"microbatch_size": 4, **_8BIT.changes}),
 )

@@ -86,9 +86,5 @@ TECHNIQUE = Technique(
     },
     may_change="batch",
     in_the_loop="cut the batch there, and call backward() for each piece",
-    least={"microbatch_size": 1},
-    starts=("microbatches", "adapters"),
-    moves=(("different", {"microbatch_size": 1, "step_in_backward": False}),),
-    turns=(),
     example=({}, {"microbatch_size": 4}),
 )

@@ -16,7 +16,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
-from snugfit.techniques.declaration import Choice, Technique
+from snugfit.techniques.declaration import Technique
+from snugfit.techniques.planning import Choice, Planning
 
 Precision = Literal["fp32", "tf32", "16-mixed", "bf16-mixed", "16-true", "bf16-true"]
 _BF16, _FP16 = {"precision": "bf16-mixed"}, {"precision": "16-mixed"}
@@ -62,12 +63,12 @@ TECHNIQUE = Technique(
         "{recipe.precision} computes with fewer bits than fp32.": ("rounding", lambda r, _: r.precision != "fp32"),
     },
     hooks="snugfit.techniques.mixed_precision.apply:MixedPrecision",
-    stage="numbers",
-    variants=(
-        Choice(_BF16, "rounding", lambda here: here.bf16),
-        Choice(_FP16, "rounding", lambda here: not here.bf16),
+    planning=Planning(
+        part="passes",
+        choices=(
+            Choice(_BF16, "rounding", lambda here: here.bf16),
+            Choice(_FP16, "rounding", lambda here: not here.bf16),
+        ),
     ),
-    moves=(("rounding", _BF16),),
-    trials=(_BF16, _FP16),
     example=({}, _BF16),
 )

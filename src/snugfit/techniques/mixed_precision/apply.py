@@ -19,6 +19,7 @@ class MixedPrecision(ModelTechnique):
     """Runs forward passes under autocast."""
 
     field = "precision"
+    stage = "numbers"
     values = ("16-mixed", "bf16-mixed")
 
     @staticmethod

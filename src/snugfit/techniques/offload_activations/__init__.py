@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from snugfit.techniques.declaration import SWITCHED_OFF, SWITCHED_ON, ByBlock, Technique
+from snugfit.techniques.declaration import SWITCHED_OFF, SWITCHED_ON, Technique
+from snugfit.techniques.planning import ByBlock, Choice, Planning
 
 _ALL = {"offload_activations": "all"}
 _INPUTS = {"checkpoint": "all", "offload_activations": "checkpoints"}
@@ -49,24 +50,23 @@ TECHNIQUE = Technique(
         ),
     },
     hooks="snugfit.techniques.offload_activations.apply:ActivationOffload",
-    stage="saved tensors",  # before checkpointing, which then surrounds it: recomputed tensors never move
     may_change="passes",
-    least={"offload_activations": "checkpoints"},
-    moves=(
-        ("exact", _INPUTS),
-        ("exact", {"checkpoint": "all", "offload_activations": "none"}),
-        ("exact", {"checkpoint": "none", **_ALL}),
+    planning=Planning(
+        part="blocks",
+        choices=(Choice(_ALL), Choice(_INPUTS)),
+        leaner=(
+            Choice(_INPUTS),
+            Choice({"checkpoint": "all", "offload_activations": "none"}),
+            Choice({"checkpoint": "none", **_ALL}),
+            Choice({"offload_activations": "checkpoints"}),  # of the blocks that are pinned to be checkpointed
+        ),
+        by_block=ByBlock(
+            how="offload",
+            value=lambda chosen, names: tuple(names[number] for number in chosen) or "none",
+            count=lambda value, _: len(value) if isinstance(value, tuple) else None,
+        ),
+        on_host=True,
+        instead=lambda r, blocks: f"checkpointing {blocks} is cheaper" if r.checkpoint != "none" else "",
     ),
-    turns=(_INPUTS,),
-    trials=(_ALL, _INPUTS),
-    points={"offload": _ALL, "checkpoint+offload": _INPUTS},
-    by_block=ByBlock(
-        how="away",
-        everywhere=_ALL,
-        value=lambda chosen, names: tuple(names[number] for number in chosen) or "none",
-        count=lambda value, _: len(value) if isinstance(value, tuple) else None,
-    ),
-    on_host=True,
-    instead=lambda r, blocks: f"checkpointing {blocks} is cheaper" if r.checkpoint != "none" else "",
     example=({}, _ALL),
 )

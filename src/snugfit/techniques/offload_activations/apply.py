@@ -30,6 +30,7 @@ class ActivationOffload(ModelTechnique):
     """Moves saved tensors to the host pool and back, by saved-tensor hooks."""
 
     field = "offload_activations"
+    stage = "saved tensors"  # before checkpointing, which then surrounds it: recomputed tensors never move
     wraps = True
 
     def __init__(self, setup: Setup) -> None:

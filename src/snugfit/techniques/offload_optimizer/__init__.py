@@ -18,7 +18,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from snugfit.techniques.declaration import Choice, Technique
+from snugfit.techniques.declaration import Technique
+from snugfit.techniques.planning import Choice, Planning
 
 _ON = {"offload_optimizer": True}
 _TAKES = (None, "adam", "adamw", "sgd", "adafactor")
@@ -52,10 +53,7 @@ TECHNIQUE = Technique(
     },
     may_change="update",
     in_the_loop="only the update of snugfit.prepare does that",
-    per_parameter=True,
     updated_by="snugfit.techniques.offload_optimizer.apply:HostUpdate",
-    least=_ON,
-    updates=(Choice(_ON),),
-    on_host=True,
+    planning=Planning(part="update", choices=(Choice(_ON),), on_host=True),
     example=({"microbatch_size": 4}, {"microbatch_size": 4, **_ON}),
 )

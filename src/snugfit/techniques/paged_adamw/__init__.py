@@ -41,5 +41,5 @@ TECHNIQUE = Technique(
     ),
     in_the_loop="make that optimizer there (bitsandbytes.optim)",
     only_on_cards={"its pages are moved by CUDA's driver": lambda r: r.optimizer == "paged-adamw"},
-    unmeasured="on cpu nothing is paged, and no card has run this benchmark yet",
+    example="on cpu nothing is paged, and no card has run this benchmark yet",
 )

@@ -35,7 +35,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
-from snugfit.techniques.declaration import SWITCHED_OFF, Choice, Technique
+from snugfit.techniques.declaration import SWITCHED_OFF, Technique
+from snugfit.techniques.planning import Choice, Planning
 
 _QLORA = {"adapter": "lora", "quantize": "nf4"}
 
@@ -75,13 +76,8 @@ TECHNIQUE = Technique(
     lowers={
         "the frozen weights are rounded to {recipe.quantize} first.": ("different", lambda r, _: r.quantize != "none"),
     },
-    least=_QLORA,
-    starts=("adapters",),
-    stays="packed weights: what was rounded away does not come back",
+    hooks="snugfit.techniques.quantize.apply:Quantization",
     reads_weights=True,
-    moves=(("different", {**_QLORA, "offload_optimizer": False}),),
-    variants=(Choice(_QLORA, "different"),),
-    goes_with=("adapter",),
-    never={"double_quantize": "it belongs to quantize"},
+    planning=Planning(part="passes", choices=(Choice(_QLORA, "different"),)),
     example=({"microbatch_size": 4, "adapter": "lora"}, {"microbatch_size": 4, **_QLORA}),
 )

@@ -10,6 +10,7 @@ from torch import nn
 from snugfit.errors import InputError, listed, note, warn
 from snugfit.expert_stacks import stacks_of
 from snugfit.techniques.adapter.layers import load_peft
+from snugfit.techniques.base import ModelTechnique
 from snugfit.techniques.frozen_linear import freeze_linear
 from snugfit.techniques.frozen_stack import freeze_stack
 from snugfit.techniques.linear_layers import embedding_weights, is_linear, linear_layers, tied_weights
@@ -22,6 +23,19 @@ if TYPE_CHECKING:
 
 MUCH = 20
 """What stays as it is deserves a warning where it is more than a 20th of what was packed."""
+
+
+class Quantization(ModelTechnique):
+    """Packs frozen weights layer by layer, on their way to the device."""
+
+    field = "quantize"
+    stage = "numbers"
+    from_host = True
+    stays = "packed weights: what was rounded away does not come back"
+
+    def change_before_it_moves(self, model: nn.Module) -> None:
+        """Packs the layers, and puts them on the device."""
+        quantize_layers(model, self.setup.recipe, self.setup.device)
 
 
 def quantize_layers(model: nn.Module, recipe: Recipe, device: torch.device) -> list[str]:

@@ -30,8 +30,9 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Literal
 
 from snugfit.techniques.batch_share import share_of, sharers
-from snugfit.techniques.declaration import SWITCHED_OFF, SWITCHED_ON, Changes, Situation, Technique
+from snugfit.techniques.declaration import SWITCHED_OFF, SWITCHED_ON, Technique
 from snugfit.techniques.microbatch import splits
+from snugfit.techniques.planning import Changes, Planning, Situation
 
 if TYPE_CHECKING:
     from snugfit.recipe import Recipe
@@ -121,8 +122,8 @@ def _needs_whole_matrices(recipe: Recipe, workload: Workload) -> bool:
     return workload.ranks > 1 and recipe.shard != "none" and (recipe.optimizer or workload.optimizer) in _WHOLE
 
 
-def _ways(here: Situation) -> Iterator[Changes]:
-    """The ways to share that a plan may try, besides the pinned and the plain one."""
+def _strategies(here: Situation) -> Iterator[Changes]:
+    """Those that a plan may try, besides the pinned and the plain one."""
     ranks, gpus = here.workload.ranks, here.workload.gpus
     if ranks == 1:
         return
@@ -135,7 +136,7 @@ def _ways(here: Situation) -> Iterator[Changes]:
         yield {"shard": "full", "offload_parameters": "all"}
 
 
-def _finishing(recipe: Recipe, workload: Workload) -> Iterator[Changes]:
+def _refined(recipe: Recipe, workload: Workload) -> Iterator[Changes]:
     if workload.ranks > 1 and splits(recipe, workload):
         yield {"reduce_gradients": "batch"}
     if workload.ranks > 1:
@@ -215,17 +216,14 @@ TECHNIQUE = Technique(
         ),
     },
     in_the_loop="share the batch and the model out there, or train by snugfit.prepare",
-    stage="model",
-    moves=(),
-    turns=(),
-    trials=(),
-    ways=_ways,
-    way_fields=("shard", "offload_parameters"),
-    finishing=_finishing,
-    no_ways="one GPU trains, and has nobody to share with",
-    because="no two simulated recipes differ in it alone",
-    quiet=True,
-    unmeasured="it needs several GPUs; `benchmarks/ranks.py` measures it on several processes.",
+    planning=Planning(
+        strategies=_strategies,
+        refined=_refined,
+        off=lambda _, plan: "one GPU trains, and has nobody to share with" if plan.workload.ranks == 1 else "",
+        because="no two simulated recipes differ in it alone",
+        quiet=True,
+    ),
+    example="it needs several GPUs; `benchmarks/ranks.py` measures it on several processes.",
 )
 
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 import dataclasses
 
 from snugfit.techniques.declaration import Technique
+from snugfit.techniques.planning import Planning
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -45,10 +46,7 @@ TECHNIQUE = Technique(
         "updates are rounded up or down at random.": ("rounding", lambda r, _: r.stochastic_rounding),
     },
     in_the_loop="only the update of snugfit.prepare rounds so",
-    per_parameter=True,
     updated_by="snugfit.techniques.stochastic_rounding.apply:RoundedUpdate",
-    goes_with=("precision",),
-    quiet=True,
-    because="it only matters for weights that are held in bf16",
+    planning=Planning(because="it only matters for weights that are held in bf16", quiet=True),
     example=({"precision": "bf16-true"}, {"precision": "bf16-true", "stochastic_rounding": True}),
 )

@@ -30,7 +30,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from snugfit.techniques.batch_share import largest_share, sharers
-from snugfit.techniques.declaration import Changes, Technique
+from snugfit.techniques.declaration import Technique
+from snugfit.techniques.planning import Changes, Planning
 from snugfit.techniques.shard import numbered
 
 if TYPE_CHECKING:
@@ -58,14 +59,14 @@ def _no_such_groups(recipe: Recipe, workload: Workload) -> bool:
     return _cuts(recipe, workload) and sharers(recipe, workload.ranks) % (numbered(recipe.shard, "hybrid") or 1) != 0
 
 
-def _ways_out(recipe: Recipe, workload: Workload) -> Iterator[Changes]:
+def _last_resort(recipe: Recipe, workload: Workload) -> Iterator[Changes]:
     """Larger and larger groups of GPUs in a machine: each needs fewer samples and holds less of every layer."""
     for number in range(recipe.tensor_parallel + 1, workload.gpus + 1):
         if workload.gpus % number == 0:
             yield {"tensor_parallel": number}
 
 
-def _finishing(recipe: Recipe, workload: Workload) -> Iterator[Changes]:
+def _refined(recipe: Recipe, workload: Workload) -> Iterator[Changes]:
     """Worth a try where the batch cannot be shared further: each GPU has one sample at a time already."""
     one_at_a_time = 1 in (recipe.microbatch_size, largest_share(recipe, workload))
     if recipe.tensor_parallel == 1 and recipe.shard != "none" and workload.gpus % 2 == 0 and one_at_a_time:
@@ -126,13 +127,11 @@ TECHNIQUE = Technique(
     in_the_loop="cut the model there, or train by snugfit.prepare",
     reads_weights=True,
     hooks="snugfit.techniques.tensor_parallel.apply:TensorParallel",
-    stage="layers",
-    moves=(),
-    turns=(),
-    trials=(),
-    ways_out=_ways_out,
-    finishing=_finishing,
-    because="no two simulated recipes differ in it alone",
-    quiet=True,
-    unmeasured="it needs several GPUs; `benchmarks/ranks.py` measures it on several processes",
+    planning=Planning(
+        last_resort=_last_resort,
+        refined=_refined,
+        because="no two simulated recipes differ in it alone",
+        quiet=True,
+    ),
+    example="it needs several GPUs; `benchmarks/ranks.py` measures it on several processes",
 )

@@ -9,7 +9,8 @@ Source: torch notes, "TensorFloat-32 (TF32) on Ampere (and later) devices".
 
 from __future__ import annotations
 
-from snugfit.techniques.declaration import Choice, Technique
+from snugfit.techniques.declaration import Technique
+from snugfit.techniques.planning import Choice, Planning
 
 _TF32 = {"precision": "tf32"}
 
@@ -23,8 +24,10 @@ TECHNIQUE = Technique(
     spellings={("tensorfloat32", "tensorfloat-32", "high"): ("tf32",)},
     meanings={"tf32": "matmuls of fp32 round to 10 bits on CUDA"},
     hooks="snugfit.techniques.tf32.apply:TF32",
-    stage="numbers",
-    variants=(Choice(_TF32, "rounding", lambda here: here.bf16 and not here.on_cpu),),
-    trials=(_TF32,),
-    unmeasured="it needs a CUDA card of capability 8.0 or more, and none has run this benchmark yet",
+    planning=Planning(
+        part="passes",
+        choices=(Choice(_TF32, "rounding", lambda here: here.bf16 and not here.on_cpu),),
+        leaner=(),
+    ),
+    example="it needs a CUDA card of capability 8.0 or more, and none has run this benchmark yet",
 )

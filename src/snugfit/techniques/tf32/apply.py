@@ -17,6 +17,7 @@ class TF32(ModelTechnique):
     """Allows TF32 inside a step and restores the caller's setting after it."""
 
     field = "precision"
+    stage = "numbers"
     values = ("tf32",)
     spans_backward = True
 

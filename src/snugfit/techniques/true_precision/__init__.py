@@ -16,7 +16,8 @@ Source: Lightning Fabric's true-half precision; Kalamkar et al., A Study of BFLO
 
 from __future__ import annotations
 
-from snugfit.techniques.declaration import Choice, Technique
+from snugfit.techniques.declaration import Technique
+from snugfit.techniques.planning import Choice, Planning
 
 _ROUNDED = {"precision": "bf16-true", "stochastic_rounding": True}
 """Plain rounding loses small updates of 16-bit weights, so a plan never holds them without."""
@@ -37,12 +38,6 @@ TECHNIQUE = Technique(
         "bf16-true": "weights, gradients and optimizer state in bf16",
     },
     hooks="snugfit.techniques.true_precision.apply:TruePrecision",
-    stage="numbers",
-    stays="weights in 16 bits: what was rounded away does not come back",
-    least=_ROUNDED,
-    starts=("few bits", "adapters"),
-    moves=(("rounding", {**_ROUNDED, "offload_optimizer": False}),),
-    trials=(),
-    variants=(Choice(_ROUNDED, "rounding", lambda here: here.bf16),),
+    planning=Planning(part="passes", choices=(Choice(_ROUNDED, "rounding", lambda here: here.bf16),)),
     example=({}, {"precision": "bf16-true"}),
 )

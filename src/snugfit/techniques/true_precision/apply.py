@@ -26,6 +26,8 @@ class TruePrecision(ModelTechnique):
     """Casts each batch as it comes; `prepare` casts the model on its way to the device (`init.settle`)."""
 
     field = "precision"
+    stage = "numbers"
+    stays = "weights in 16 bits: what was rounded away does not come back"
     values = ("16-true", "bf16-true")
 
     def change(self, model: nn.Module) -> None:
