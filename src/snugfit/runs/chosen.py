@@ -110,10 +110,10 @@ def chosen_by(plan: Plan, *, tune: bool) -> Chosen:
         f"fastest ({plan.simulated} recipes simulated; why: plan.json in the run directory)."
     )
     text = json.dumps({**plan.to_mapping(), "predicted": promised}, indent=2, allow_nan=False)
-    return chosen_before(plan.recipe, text)
+    return chosen_of(plan.recipe, text)
 
 
-def chosen_before(recipe: Recipe, plan: str | None, *, tune: bool = True) -> Chosen:
+def chosen_of(recipe: Recipe, plan: str | None, *, tune: bool = True) -> Chosen:
     """Returns the recipe of a run, with what the text of its `plan.json` adds; None: it was not planned."""
     if plan is None:
         return Chosen(recipe=recipe)

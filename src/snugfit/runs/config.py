@@ -16,7 +16,7 @@ from snugfit.fields import field_infos
 from snugfit.planner.constraints import Constraints, constraints_from
 from snugfit.recipe import Recipe
 from snugfit.run import Run, by_owner, check_weights_file
-from snugfit.runs.chosen import Chosen, chosen_before, chosen_by
+from snugfit.runs.chosen import Chosen, chosen_by, chosen_of
 from snugfit.runs.processes import DEFAULT_TIMEOUT, processes_here
 from snugfit.runs.request import Given, Request, free_directory, is_named, resume_command, short_name
 from snugfit.runs.run_dir import DEFAULT_KEEP, check_new
@@ -39,7 +39,7 @@ class RunConfig:
     request: Request
     """What is trained."""
     chosen: Chosen
-    """The recipe, and what a plan has added to it; the fields that the plan must keep, where there is a `budget`."""
+    """The recipe, and what a plan adds to it; with a `budget` only until the run is planned."""
     run_dir: Path
     """Where it is kept."""
     resume: bool = False
@@ -140,14 +140,14 @@ class RunConfig:
         check_held(path, writes=processes_here().first)
         kept, base = RunFiles(path), None if recipe is None else recipe_of(recipe)
         request, recipe = _changed(kept.read_request(), kept.read_recipe(), told, given, options, base)
-        chosen = chosen_before(recipe, kept.read_plan(), tune=tune)
+        chosen = chosen_of(recipe, kept.read_plan(), tune=tune)
         return cls(request=request, chosen=chosen, run_dir=path, resume=True, tune=tune, **ways)
 
     def again(self) -> RunConfig:
         """Returns the same run as its directory has it by now, to go on with it."""
         kept = RunFiles(self.run_dir)
         request = dataclasses.replace(kept.read_request(), device=self.request.device, given=self.request.given)
-        chosen = chosen_before(kept.read_recipe(), kept.read_plan(), tune=self.tune)
+        chosen = chosen_of(kept.read_recipe(), kept.read_plan(), tune=self.tune)
         return dataclasses.replace(
             self, request=request, chosen=chosen, resume=True, overwrite=False, budget=None, predict=False
         )
