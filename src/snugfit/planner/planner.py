@@ -186,7 +186,7 @@ class Planner:
         Then what wider fidelity would save is simulated as well, to be named: two recipes at a time.
         """
         if least_weights_of(smallest.space) > capacity:
-            smallest.start(LEVELS[-1], narrowest=_widest(self.constraints))
+            smallest.start(LEVELS[-1])
             return True
         leanest = smallest.start(_widest(self.constraints))
         return leanest is not None and leanest.need_bytes > _FAR * capacity

@@ -64,9 +64,9 @@ class Refusal:
         constraints = dataclasses.replace(self.space.constraints, **changes)  # type: ignore[arg-type]
         return dataclasses.replace(self.space, constraints=constraints)
 
-    def _fitting(self, space: Space, *, narrowest: Level = "exact") -> list[Probe]:
+    def _fitting(self, space: Space) -> list[Probe]:
         """What fits of all that is simulated by now, and of the recipes that save everything at once."""
-        Smallest(space).start(max(space.constraints.allow, key=LEVELS.index), narrowest=narrowest)
+        Smallest(space).start(max(space.constraints.allow, key=LEVELS.index))
         return [probe for probe in space.usable() if probe.need_bytes <= self.capacity_bytes]
 
     def _more_host(self) -> Iterator[WayOut]:
@@ -117,7 +117,7 @@ class Refusal:
     def _less_fidelity(self) -> Iterator[WayOut]:
         for level in LEVELS[LEVELS.index(self.allowed) + 1 :]:
             wider = self._lifted(allow=frozenset(LEVELS[: LEVELS.index(level) + 1]) | self.space.constraints.allow)
-            fits = self._fitting(wider, narrowest=level)
+            fits = self._fitting(wider)
             if fits:
                 best = min(fits, key=lambda probe: (probe.seconds, probe.need_bytes))
                 yield WayOut(

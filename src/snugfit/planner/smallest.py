@@ -45,15 +45,11 @@ class Smallest:
         self._widened: set[Level] = set()
         self._started: set[Level] = set()
 
-    def start(self, level: Level, *, narrowest: Level = "exact") -> Probe | None:
-        """Returns the best of the recipes that save everything at once, and of what else was simulated.
-
-        `narrowest`: the level from which on they are simulated; narrower ones would not be leaner.
-        """
+    def start(self, level: Level) -> Probe | None:
+        """Returns the best of the recipes that save everything at once, and of what else was simulated."""
         space = self._wider(level)
         new = [name for name in LEVELS if name in space.constraints.allow and name not in self._started]
-        wanted_levels = [name for name in new if LEVELS.index(name) >= LEVELS.index(narrowest)]
-        starts = [self._effective(_least(start)) for name in wanted_levels for start in _STARTS[name]]
+        starts = [self._effective(_least(start)) for name in new for start in _STARTS[name]]
         self._started.update(new)
         wanted = [_joined(space, changes) for changes in starts]
         self._laboratory.look(wanted)
