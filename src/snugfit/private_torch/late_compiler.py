@@ -118,7 +118,7 @@ def _disable(fn: Any = None, recursive: bool = True, *, wrapping: bool = True, *
 
     def tell_compiler() -> None:
         nonlocal disabled
-        disabled = torch._dynamo.disable(fn, recursive, **other)
+        disabled = torch._dynamo.disable(fn, recursive, **other)  # type: ignore[no-untyped-call]
 
     if not isinstance(fn, types.FunctionType):
         tell_compiler()  # which loads it
@@ -158,7 +158,7 @@ def compiling_late() -> Iterator[None]:
 
         return compiled
 
-    torch.compile = late
+    torch.compile = late  # type: ignore[assignment]
     try:
         yield
     finally:
