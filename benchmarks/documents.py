@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from benchmarks.cold_page import cold_page
 from benchmarks.compiled_tables import compiled_table, published_compiled_table
 from benchmarks.plan_tables import plans_table, quality_table, training_table
 from benchmarks.published_page import published_page
@@ -200,6 +201,7 @@ PAGES: tuple[tuple[str, str, Callable[[dict[str, Any]], str]], ...] = (
     ("zoo", "zoo", zoo_page),
     ("strangers", "strangers", strangers_page),
     ("published_memory", "published", published_page),
+    ("cold_answers", "answer_times", cold_page),
 )
 """Result, page that is made of it alone, and what makes it."""
 

@@ -12,7 +12,8 @@ def read_table(name: str) -> dict[str, Any]:
     """Returns row name -> fields of a table that comes with snugfit."""
     import yaml
 
-    table: dict[str, Any] = yaml.safe_load((Path(__file__).parent / name).read_text(encoding="utf-8"))
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's, an eighth of the time of every command's start
+    table: dict[str, Any] = yaml.load((Path(__file__).parent / name).read_text(encoding="utf-8"), loader)
     return table
 
 

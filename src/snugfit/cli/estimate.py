@@ -50,11 +50,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Estimates and prints the result; returns 0 whether it fits or not."""
+    from snugfit.workers.pool import shared_pool
+
+    output.check_files(args, timeline=(".html", ".png"), snapshot=())
+    shared_pool().start()  # it loads torch while the rest is imported and read here
+
     from snugfit.simulator.by_gpus import estimate_by_gpus, numbers_of_gpus
     from snugfit.simulator.costs import check_priced, read_prices
     from snugfit.simulator.estimate import cards_of, estimate_named
 
-    output.check_files(args, timeline=(".html", ".png"), snapshot=())
     prices = read_prices(args.price or ())
     check_priced(prices, [card.name for card in cards_of(args.device)])
     if args.samples is not None and not prices:

@@ -22,6 +22,7 @@ from snugfit.fake_device.recorder import Recorder
 from snugfit.fake_device.registration import threads_of
 from snugfit.fake_device.replaced import Change, replaced
 from snugfit.fake_device.translate import cuda_means_sim, pool_on_host, told
+from snugfit.private_torch import late_compiler
 from snugfit.recording.recording import Recording
 
 
@@ -44,7 +45,7 @@ def record(
     collecting = gc.isenabled()
     gc.disable()
     try:
-        with ExitStack() as around:
+        with late_compiler.not_loaded_within(), ExitStack() as around:
             around.enter_context(phases.listen(recorder.on_phase))
             around.enter_context(threads_of(personality))
             around.enter_context(recorder)

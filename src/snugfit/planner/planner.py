@@ -17,6 +17,7 @@ from snugfit.planner.elsewhere import ways_elsewhere
 from snugfit.planner.explain import neighbours, reasons
 from snugfit.planner.fallbacks import fallbacks_of
 from snugfit.planner.margin import margin_for
+from snugfit.planner.other_cards import other_cards
 from snugfit.planner.plan_result import FrontierPoint, Plan
 from snugfit.planner.probe import Place, Probe, Simulations
 from snugfit.planner.refusal import Refusal, does_not_fit
@@ -31,7 +32,7 @@ from snugfit.run import Run
 from snugfit.simulator.prediction import Estimate, assemble
 from snugfit.simulator.subjects import Subject
 from snugfit.techniques.batch_share import at_once, largest_share, sharers
-from snugfit.techniques.levels import Level
+from snugfit.techniques.levels import LEVELS, Level
 from snugfit.techniques.shard import groups_of
 from snugfit.units import MIB, format_bytes
 
@@ -41,6 +42,9 @@ if TYPE_CHECKING:
 
 _LESS, _MORE = 0.85, 1.2
 """Shares of the capacity that count as a little less and a little more."""
+_FAR = 2.0
+"""Times the capacity that the leanest recipe of all may need before nothing more is tried: what single changes still save
+over what saves everything at once is a small part of it."""
 _MOST_COMPILED = 4
 """Recipes that a plan compiles at most, each of which takes minutes."""
 
@@ -132,8 +136,8 @@ class Planner:
         best = self._found(capacity)
         if best is None:
             smallest = self._smallest()
-            brief = least_weights_of(smallest.space) > capacity  # whatever is tried
-            least = self._least(smallest, self.constraints.widest, brief=brief)
+            hopeless = self._is_hopeless(smallest, capacity)
+            least = self._least(smallest, self.constraints.widest, most_operators=self._few() if hopeless else None)
             if least is not None and least.need_bytes <= capacity:
                 self._led_by = self._search_in(smallest.space)
                 best = self._led_by.run(capacity)
@@ -176,14 +180,29 @@ class Planner:
         least = self._least(Smallest(search.space), self.constraints.widest)
         return least if least is not None and least.need_bytes <= capacity else None
 
-    def _least(self, smallest: Smallest, level: Level, *, brief: bool = False) -> Probe | None:
+    def _is_hopeless(self, smallest: Smallest, capacity: int) -> bool:
+        """Whether nothing can fit: the weights alone do not, or what saves all at once is far from it.
+
+        Then what wider fidelity would save is simulated as well, to be named: two recipes at a time.
+        """
+        if least_weights_of(smallest.space) > capacity:
+            smallest.start(LEVELS[-1])
+            return True
+        leanest = smallest.start(self.constraints.widest)
+        return leanest is not None and leanest.need_bytes > _FAR * capacity
+
+    def _few(self) -> int:
+        """Operators that may be simulated for the smallest budgets of what cannot fit: none where the model is large."""
+        return max(MOST_OPERATORS // 100 - self.simulations.operators, 0)
+
+    def _least(self, smallest: Smallest, level: Level, *, most_operators: int | None = None) -> Probe | None:
         """The leanest recipe as it runs: a compiled step may need more than the eager one it was judged by.
 
-        `brief`: whether a tenth of what a search may simulate is enough for it, because nobody trains by what it finds.
+        `most_operators`: how many may be simulated, beside the start, where nobody trains by what is found.
         """
         seen: list[Probe] = []
         while len(seen) < _MOST_COMPILED:
-            found = smallest.find(level, most_operators=MOST_OPERATORS // 10 if brief else None)
+            found = smallest.find(level, most_operators=most_operators)
             if found is None or found.as_it_runs:
                 return found
             seen.append(self.simulations.as_it_runs(found))
@@ -350,10 +369,12 @@ class Planner:
 
     def _does_not_fit(self, budget_bytes: int, smallest: Smallest) -> DoesNotFitError:
         capacity, context = self.capacity_bytes(budget_bytes), self.place.card.context_bytes
-        hopeless = least_weights_of(smallest.space) > capacity
+        hopeless = self._is_hopeless(smallest, capacity)
 
         def leanest_at(search: Smallest, level: Level) -> Probe | None:
-            return self._least(search, level, brief=hopeless or level not in self.constraints.allow)
+            allowed = level in self.constraints.allow
+            most = self._few() if hopeless else None if allowed else MOST_OPERATORS // 10
+            return self._least(search, level, most_operators=most)
 
         refusal = Refusal(smallest, capacity, leanest_at)
         least, advice = refusal.smallest(), ""
@@ -366,6 +387,7 @@ class Planner:
             estimate = self._estimate(leanest, smallest.space.workload, budget_bytes)
             ways = ways_elsewhere(estimate, samples=samples, fits=False)
             advice += "".join(f"\nOn several GPUs: {way}" for way in ways)
+            advice += other_cards(leanest.need_bytes, self.place, smallest.space.workload.ranks)
         margin = f"margin {format_bytes(self.margin.bytes_of(budget_bytes))}"
         return does_not_fit(
             title=self.subject.title,

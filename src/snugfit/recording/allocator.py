@@ -119,12 +119,14 @@ class CachingAllocator:
         requested_bytes: Sum of what was asked for.
         peak_allocated_bytes: The largest `allocated_bytes` so far.
         peak_reserved_bytes: The largest `reserved_bytes` so far.
+        refused_bytes: The smallest capacity that would have served a request for a segment that the card refused.
         retries: How often all cached segments were given back to try again.
     """
 
     __slots__ = (
         "_ends", "_large", "_live", "_next_address", "_segments", "_small", "_starts", "allocated_bytes", "capacity_bytes",
-        "config", "observer", "peak_allocated_bytes", "peak_reserved_bytes", "requested_bytes", "reserved_bytes", "retries",
+        "config", "observer", "peak_allocated_bytes", "peak_reserved_bytes", "refused_bytes", "requested_bytes",
+        "reserved_bytes", "retries",
     )  # fmt: skip
 
     def __init__(
@@ -145,6 +147,7 @@ class CachingAllocator:
         self.observer = observer or (lambda *change: None)
         self.allocated_bytes = self.reserved_bytes = self.requested_bytes = 0
         self.peak_allocated_bytes = self.peak_reserved_bytes = self.retries = 0
+        self.refused_bytes = _NO_LIMIT
         self._starts: dict[int, int] = {}  # free block's first byte -> its size
         self._ends: dict[int, int] = {}  # byte after a free block -> its first byte
         self._live: dict[int, tuple[int, int, Pool]] = {}  # first byte -> size, bytes asked for, pool
@@ -277,6 +280,7 @@ class CachingAllocator:
         if self.config.expandable_segments:
             return self._expand(pool, size)
         if self.reserved_bytes + wanted > self.capacity_bytes:
+            self.refused_bytes = min(self.refused_bytes, self.reserved_bytes + wanted)
             return None
         address = self._next_address
         self._next_address += wanted + _GAP

@@ -12,7 +12,7 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from snugfit.recording.allocator import ROUND_LARGE_BYTES, AllocatorConfig, OutOfMemory
+from snugfit.recording.allocator import ROUND_LARGE_BYTES, AllocatorConfig, CachingAllocator, OutOfMemory
 from snugfit.recording.tensor_bytes import allocator_for
 from snugfit.recording.trace import ALLOC, EMPTY_CACHE, FREE, RESIZE, WORKSPACE, Trace
 
@@ -239,6 +239,52 @@ def _requested(trace: Trace, event: int) -> int:
     return trace.workspaces[subject].nbytes if kind == WORKSPACE else trace.values[event]
 
 
+class Requests:
+    """What a recording asks of the device's allocator and nothing else, to be played again and again."""
+
+    def __init__(self, trace: Trace) -> None:
+        """Goes through the events once."""
+        steps: list[tuple[int, int]] = []  # bytes and stream; ~n: the block of request n is given back; 0: the cache
+        held: dict[int, int] = {}  # living storage -> number of its request
+        requests = 0
+        for kind, subject, value in zip(trace.kinds, trace.subjects, trace.values, strict=True):
+            if kind == FREE:
+                if subject in held:
+                    steps.append((~held.pop(subject), 0))
+            elif kind == EMPTY_CACHE:
+                steps.append((0, 0))
+            elif kind == WORKSPACE:
+                work = trace.workspaces[subject]
+                if work.nbytes:
+                    steps += (work.nbytes, work.stream), (~requests, 0)
+                    requests += 1
+            elif kind in (ALLOC, RESIZE):
+                row = trace.storages[subject]
+                if row.place != "device":
+                    continue
+                old = held.pop(subject, None) if kind == RESIZE else None
+                nbytes = value if kind == RESIZE else row.nbytes
+                if nbytes:
+                    steps.append((nbytes, row.stream))
+                    held[subject] = requests
+                    requests += 1
+                if old is not None:
+                    steps.append((~old, 0))
+        self._steps = steps
+
+    def play(self, allocator: CachingAllocator) -> None:
+        """Asks an empty allocator for all of it; raises `OutOfMemory` when the card is full."""
+        malloc, free = allocator.malloc, allocator.free
+        blocks: list[int] = []
+        for nbytes, stream in self._steps:
+            if nbytes > 0:
+                blocks.append(malloc(nbytes, stream))
+            elif nbytes:
+                free(blocks[~nbytes])
+            else:
+                allocator.empty_cache()
+
+
 class Replays:
     """Replays of one recording, each made once."""
 
@@ -248,6 +294,12 @@ class Replays:
         `within`: `smallest_bytes` may be too large by this share of itself, which saves replays.
         """
         self._trace, self._config, self._within = trace, config, within
+        self._known: list[tuple[int, int, bool]] = []
+        """Capacities, from the first to before the second, at which the very same happens, and whether it goes through."""
+
+    @functools.cached_property
+    def _requests(self) -> Requests:
+        return Requests(self._trace)
 
     @functools.cached_property
     def unlimited(self) -> Replay:
@@ -275,11 +327,22 @@ class Replays:
         return high * step
 
     def _goes_through(self, capacity_bytes: int) -> bool:
-        try:
-            Player(self._trace, self._config, capacity_bytes).play()
-        except OutOfMemory:
+        if capacity_bytes < self.unlimited.peak_requested_bytes:  # less than what lives at once
             return False
-        return True
+        for least, more, goes_through in self._known:
+            if least <= capacity_bytes < more:
+                return goes_through
+        allocator = allocator_for(self._config, capacity_bytes)
+        try:
+            self._requests.play(allocator)
+        except OutOfMemory:
+            found = False
+        else:
+            found = True
+        if not allocator.config.expandable_segments:  # whose address ranges are as long as the card is large
+            # A card that would have refused and served the same requests for segments does the same throughout.
+            self._known.append((allocator.peak_reserved_bytes, allocator.refused_bytes, found))
+        return found
 
     def fits(self, device: Device) -> tuple[bool, int | None]:
         """Returns whether the recording goes through on a card, its CUDA context taken off, and how much room is left.

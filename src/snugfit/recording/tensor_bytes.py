@@ -32,6 +32,7 @@ class TensorCounter(CachingAllocator):
         """Counts a request (the stream means nothing) and returns an id; raises `OutOfMemory` over capacity."""
         total = self.allocated_bytes + nbytes
         if total > self.capacity_bytes:
+            self.refused_bytes = total
             raise OutOfMemory(nbytes, self.allocated_bytes, self.allocated_bytes)
         self._next += 1
         self._sizes[self._next] = nbytes

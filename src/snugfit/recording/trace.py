@@ -212,11 +212,12 @@ class Trace:
 
     def marks(self) -> list[Mark]:
         """Returns where phases begin and end, in order."""
-        return [
-            Mark(i, self.phases[self.subjects[i]], bool(self.values[i] & 1), self.values[i] >> 1)
-            for i, kind in enumerate(self.kinds)
-            if kind == MARK
-        ]
+        found = []
+        i = self.kinds.find(MARK)
+        while i >= 0:
+            found.append(Mark(i, self.phases[self.subjects[i]], bool(self.values[i] & 1), self.values[i] >> 1))
+            i = self.kinds.find(MARK, i + 1)
+        return found
 
     def step_events(self, step: int | None = None) -> tuple[int, int]:
         """Returns the events of a step (None: the last), from its first mark to the next step's first.

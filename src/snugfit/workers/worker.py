@@ -18,6 +18,7 @@ import sys
 from typing import Any
 
 from snugfit.errors import SnugfitError
+from snugfit.late_modules import load_libraries_late
 from snugfit.library_imports import importing
 from snugfit.workers import torch_settings
 from snugfit.workers.failures import NOT_TRIED, Again, cannot_run, line_of
@@ -46,13 +47,16 @@ def _serve() -> None:
     gc.disable()  # imports make many objects and drop none; looking through them again and again takes a second
     import torch
 
+    from snugfit.private_torch import late_compiler
+
+    late_compiler.load_late()
+    load_libraries_late()
     from snugfit.fake_device import registration
     from snugfit.workers import skeleton
 
     registration.register()
     torch.set_num_threads(1)
-    gc.collect()
-    gc.freeze()
+    gc.freeze()  # nothing of it is garbage, and looking through it would take a third of a second
     gc.enable()
     imported = len(sys.modules)
     pickle.dump("ready", answers)
@@ -71,6 +75,8 @@ def _serve() -> None:
 
 
 def _answer(path: list[str], folder: str | None, request: bytes, loads: Any) -> bytes:
+    from snugfit.private_torch import late_compiler
+
     if folder is not None:
         with contextlib.suppress(OSError):
             os.chdir(folder)
@@ -86,9 +92,15 @@ def _answer(path: list[str], folder: str | None, request: bytes, loads: Any) -> 
         except Exception as error:
             return pickle.dumps(("unread", f"{type(error).__name__}: {error}"))
         try:
-            result = function(*args, **kwargs)
+            try:
+                result = function(*args, **kwargs)
+            except late_compiler.CompilerNeeded:
+                del function, args, kwargs  # changed in place by now
+                late_compiler.load()
+                function, args, kwargs = loads(request)
+                result = function(*args, **kwargs)
         except Again as failed:
-            del function, args, kwargs  # changed in place by now
+            del function, args, kwargs
             raise failed.judged(lambda: _really(loads(request))) from failed
         gc.disable()  # a recording travels as some hundred thousand tuples, which hold on to no cycles
         try:

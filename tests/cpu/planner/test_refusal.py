@@ -6,9 +6,11 @@ import re
 import planned
 import pytest
 
+from snugfit.devices import device_named
 from snugfit.errors import DoesNotFitError
 from snugfit.fields import field_infos
 from snugfit.planner import planner as planning
+from snugfit.planner.other_cards import other_cards
 from snugfit.recipe import Recipe
 
 ALL_FIELDS = frozenset(field_infos(Recipe))
@@ -85,3 +87,25 @@ def test_weights_that_cannot_fit_take_few_simulations(planning_pool, monkeypatch
         weights = sum(planner.simulations.need(Recipe()).recorded.weight_bytes.values())
         assert weights > 4 * 2**20 and len(planner.simulations.probes) <= 8
     assert set(error.smallest_budget_bytes) == {"exact", "rounding", "different"}
+    assert "Several of them can share the weights out" in str(error)
+
+
+def test_what_is_far_from_fitting_takes_few_simulations_too(planning_pool, monkeypatch):
+    monkeypatch.setattr(planning, "MOST_OPERATORS", 0)
+    with planned.planner(planning_pool, place=planned.CARD, model=WIDE, forbidden=only("checkpoint")) as planner:
+        leanest = planning.Smallest(planner.space()).start("exact").need_bytes
+        weights = sum(planner.simulations.need(Recipe()).recorded.weight_bytes.values())
+        budget = planner.budget_bytes(int(0.45 * leanest))
+        assert weights < planner.capacity_bytes(budget)
+        refused(planner, budget)
+        assert len(planner.simulations.probes) <= 10
+
+
+def test_cards_with_room_are_named_the_smallest_first():
+    place = planned.CARD
+    said = other_cards(place.card.memory_bytes, place, 1)
+    names = re.search(r"these budgets: (.*)\.", said).group(1).split(", ")
+    sizes = [device_named(name).memory_bytes for name in names]
+    assert sizes == sorted(sizes) and sizes[0] > place.card.memory_bytes and len(names) == 3
+    assert "fewest" in said and "fewest" not in other_cards(place.card.memory_bytes, place, 2)
+    assert other_cards(10**15, place, 2) == ""

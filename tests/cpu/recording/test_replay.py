@@ -141,6 +141,35 @@ def test_random_runs(lives, expandable):
     assert (same.retries, same.peak_reserved_bytes) == (0, done.peak_reserved_bytes)
 
 
+WORDS = st.lists(st.tuples(st.sampled_from("aawr-!h"), st.integers(0, 40 * MIB), st.integers(0, 40)), max_size=60)
+
+
+@settings(max_examples=60, deadline=None)
+@given(WORDS, st.booleans(), st.lists(st.integers(0, 400), min_size=1, max_size=30))
+def test_capacities_asked_one_after_the_other_are_answered_as_each_alone(words, expandable, capacities):
+    """Some are answered without a replay, because of what an earlier one has shown."""
+    config = AllocatorConfig(expandable_segments=expandable)
+    build, living = TraceBuilder(), []
+    for word, nbytes, number in words:
+        if word in "ah":
+            place = "device" if word == "a" else "host"
+            living.append(build.alloc(nbytes, place=place, stream=number % 2))
+        elif word == "w":
+            build.workspace(nbytes, operator="mm", module="", phase="", stream=number % 2)
+        elif word == "!":
+            build.empty_cache()
+        elif number < len(living):
+            if word == "r":
+                build.resize(living[number], nbytes)
+            else:
+                build.free(living.pop(number))
+    trace = build.build()
+    replays = Replays(trace, config)
+    for capacity in capacities:
+        alone = replay(trace, config, capacity * MIB).shortage is None
+        assert replays.fits(Card(capacity * MIB))[0] == alone, capacity
+
+
 def test_work_grows_with_the_events_alone():
     """What it takes in seconds is measured by benchmarks/estimate_speed.py."""
     few, many = (_calls(_busy_trace(count)) for count in (2_000, 8_000))

@@ -9,6 +9,7 @@ from torch import nn
 
 from snugfit.errors import InputError, listed, note, warn
 from snugfit.expert_stacks import stacks_of
+from snugfit.private_torch.late_compiler import compiling_late
 from snugfit.techniques.adapter.layers import load_peft
 from snugfit.techniques.base import ModelTechnique
 from snugfit.techniques.frozen_linear import freeze_linear
@@ -97,10 +98,11 @@ def quantize_layers(model: nn.Module, recipe: Recipe, device: torch.device) -> l
 
 def load_libraries(recipe: Recipe) -> None:
     """Loads what adapters and quantised weights need; a simulation calls this before it records."""
-    if recipe.adapter != "none":
-        load_peft()
-    if recipe.quantize == "nf4":
-        bitsandbytes_library()
+    with compiling_late():
+        if recipe.adapter != "none":
+            load_peft()
+        if recipe.quantize == "nf4":
+            bitsandbytes_library()
     if recipe.double_quantize:
         table_of_scales()
 

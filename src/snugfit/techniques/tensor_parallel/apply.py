@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from torch import nn
-from torch.distributed.tensor import Replicate, Shard
-from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
 from snugfit.errors import warn
 from snugfit.private_torch.collectives import styles_of_transposed
@@ -12,7 +12,9 @@ from snugfit.techniques.base import ModelTechnique
 from snugfit.techniques.shard.ranks import is_simulated
 from snugfit.techniques.tensor_parallel import cuts
 from snugfit.techniques.tensor_parallel.masks import OwnMasks
-from snugfit.techniques.tensor_parallel.shared_input import SharedInput
+
+if TYPE_CHECKING:  # every step asks whether it has something to do here; torch's part is for those who have
+    from torch.distributed.tensor.parallel import ParallelStyle
 
 
 class TensorParallel(ModelTechnique):
@@ -26,6 +28,10 @@ class TensorParallel(ModelTechnique):
         if ranks is None:
             return
         assert ranks.layers is not None
+        from torch.distributed.tensor.parallel import parallelize_module
+
+        from snugfit.techniques.tensor_parallel.shared_input import SharedInput
+
         found = cuts.cuts_of(model, ranks.tensor)
         masks = OwnMasks(ranks) if self.setup.workload.dropout and not is_simulated() else None
         for columns, row in found.pairs:
@@ -55,10 +61,15 @@ class TensorParallel(ModelTechnique):
 
 
 def _is_cut(weight: object) -> bool:
+    from torch.distributed.tensor import Shard
+
     return any(isinstance(one, Shard) for one in getattr(weight, "placements", ()))
 
 
 def _style(module: nn.Module, how: str) -> ParallelStyle:
+    from torch.distributed.tensor import Replicate
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
+
     columns, rows = (ColwiseParallel, RowwiseParallel) if isinstance(module, nn.Linear) else styles_of_transposed()
     if how in (cuts.COLUMNS, cuts.GATHERED):
         return columns(output_layouts=Replicate() if how == cuts.GATHERED else None)
