@@ -20,7 +20,7 @@ from snugfit.devices import device_named
 from snugfit.errors import SnugfitError
 from snugfit.fake_device.personality import Personality
 from snugfit.recording.replay import Replays
-from snugfit.simulator.session import simulate_step
+from snugfit.simulator.own_step import simulate_step
 from snugfit.units import MIB
 from snugfit.workers.pool import Pool
 

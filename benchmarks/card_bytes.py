@@ -32,7 +32,8 @@ from snugfit.pretend_card.memory import CardMemory
 from snugfit.pretend_card.present import card_present
 from snugfit.recording.replay import replay
 from snugfit.runs.place import place_named
-from snugfit.simulator.session import STEPS, simulate_training
+from snugfit.simulator.given_training import simulate_training
+from snugfit.simulator.session import STEPS
 from snugfit.techniques.batches import map_tensors
 
 NAME = "card_bytes"

@@ -25,7 +25,8 @@ from snugfit.measure.allocator_events import AllocatorEvents, warm_up
 from snugfit.measure.processor import this_processor
 from snugfit.recipe import Recipe
 from snugfit.recording.trace import ALLOC, FREE, RESIZE, WORKSPACE, Trace
-from snugfit.simulator.session import STEPS, simulate_training
+from snugfit.simulator.given_training import simulate_training
+from snugfit.simulator.session import STEPS
 from snugfit.workers.pool import Pool
 
 TOLERANCE = 0.01

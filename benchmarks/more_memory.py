@@ -30,7 +30,7 @@ from snugfit.errors import SnugfitError
 from snugfit.fake_device.personality import Personality
 from snugfit.recording.replay import Player, Replays
 from snugfit.recording.trace import Trace
-from snugfit.simulator.session import simulate_step
+from snugfit.simulator.own_step import simulate_step
 from snugfit.units import MIB
 from snugfit.workers.pool import Pool
 

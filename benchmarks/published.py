@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 
 from snugfit.recording.replay import replay
-from snugfit.simulator.session import simulate_step
+from snugfit.simulator.own_step import simulate_step
 from snugfit.workers.pool import Pool
 
 RESULTS = Path(__file__).parent / "results" / "published.json"

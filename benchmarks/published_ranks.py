@@ -42,7 +42,8 @@ from snugfit.recording.allocator import AllocatorConfig
 from snugfit.recording.recording import Recording
 from snugfit.recording.replay import Player
 from snugfit.recording.trace import ALLOC, Trace
-from snugfit.simulator.session import record_given, simulate_step
+from snugfit.simulator.given_training import record_given
+from snugfit.simulator.own_step import simulate_step
 from snugfit.units import GIB
 from snugfit.workers.pool import Pool
 

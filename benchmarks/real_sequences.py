@@ -21,7 +21,7 @@ import torch
 from benchmarks import real_traces
 from snugfit.fake_device.personality import Personality
 from snugfit.recording.trace import ALLOC, WORKSPACE, Trace
-from snugfit.simulator.session import simulate_step
+from snugfit.simulator.own_step import simulate_step
 from snugfit.workers.pool import Pool
 
 VOCABULARY, BATCH = 10_000, 4

@@ -18,7 +18,7 @@ from snugfit.fake_device.operator_costs import Cost, cost_of
 from snugfit.fake_device.personality import Personality
 from snugfit.recording.clock import runs_of_step
 from snugfit.recording.trace import OperatorRun, Trace
-from snugfit.simulator.session import record_step
+from snugfit.simulator.own_step import record_step
 
 
 class Call(NamedTuple):

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 
 from snugfit.fake_device.personality import Personality
 from snugfit.recording.replay import Player
-from snugfit.simulator.session import simulate_step
+from snugfit.simulator.own_step import simulate_step
 from snugfit.units import MIB
 from snugfit.workers.pool import Pool
 

@@ -33,7 +33,8 @@ from snugfit.fake_device.personality import Personality
 from snugfit.measure.allocator_events import AllocatorEvents, warm_up
 from snugfit.recipe import Recipe
 from snugfit.simulator.given_batches import Batches
-from snugfit.simulator.session import STEPS, simulate_training
+from snugfit.simulator.given_training import simulate_training
+from snugfit.simulator.session import STEPS
 from snugfit.workers.pool import Pool
 from snugfit.workload import algorithm_and_storage
 from snugfit.workloads.tasks import task_named

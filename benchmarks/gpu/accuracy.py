@@ -59,7 +59,7 @@ def _predict_train(request: Request, recipe: Recipe, place: Place, pool: Pool) -
     from snugfit.runs.parts import open_matching_data, with_task
     from snugfit.runs.planned import described
     from snugfit.simulator.batch_shapes import skeleton_of
-    from snugfit.simulator.session import simulate_training
+    from snugfit.simulator.given_training import simulate_training
 
     request, task = with_task(request, download=False)
     data = open_matching_data(request, download=False)

@@ -162,7 +162,7 @@ def _step_bytes(device: torch.device, batch: Any) -> int:
     from snugfit.recipe import Recipe
     from snugfit.recording.replay import replay
     from snugfit.recording.tensor_bytes import TensorBytes
-    from snugfit.simulator.session import simulate_training
+    from snugfit.simulator.given_training import simulate_training
     from snugfit.workers.pool import Pool
 
     pool = Pool()

@@ -186,7 +186,7 @@ def predict(name: str, place: Place, pool: Pool) -> dict[str, Any]:
     import torch
 
     from benchmarks.gpu import training_run
-    from snugfit.simulator.session import simulate_step
+    from snugfit.simulator.own_step import simulate_step
 
     if name.startswith(_OURS):
         return training_run.predict(_ours(name, place), place, pool, threads=None)

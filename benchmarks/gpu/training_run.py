@@ -25,7 +25,8 @@ from snugfit.recording.clock import clock
 from snugfit.recording.recording import Recording
 from snugfit.recording.replay import replay
 from snugfit.recording.tensor_bytes import TensorBytes
-from snugfit.simulator.session import STEPS, simulate_training
+from snugfit.simulator.given_training import simulate_training
+from snugfit.simulator.session import STEPS
 from snugfit.techniques.init.apply import build
 from snugfit.workers.pool import Pool
 

@@ -27,7 +27,7 @@ from snugfit.recording.replay import replay
 from snugfit.recording.tensor_bytes import TensorBytes
 from snugfit.recording.trace import Trace
 from snugfit.recording.uneven_sizes import UnevenSize, uneven_sizes
-from snugfit.simulator.session import simulate_training
+from snugfit.simulator.given_training import simulate_training
 from snugfit.techniques import TECHNIQUES
 from snugfit.techniques.blocks import find_blocks
 from snugfit.techniques.mixed_precision.apply import MixedPrecision

@@ -113,7 +113,7 @@ def estimate(
     shapes = skeleton_of(given)
     tell_of_sparse(given)
     if step is not None:
-        from snugfit.simulator.session import record_step
+        from snugfit.simulator.own_step import record_step
 
         record = functools.partial(record_step, step, model, optimizer, shapes, settings, steps=steps, recipe=recipe)
         with said_how_it_was_read(given):

@@ -8,14 +8,15 @@ what falls short), or it was not tried, because the model is too large.
 
 from __future__ import annotations
 
+import dataclasses
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from snugfit.errors import CannotSimulateError, SnugfitError
-from snugfit.workers.failures import NOT_TRIED, Again, cannot_run, in_one_line, line_of, named
+from snugfit.workers.failures import NOT_TRIED, Again, cannot_run, line_of, named
 
 MOST_ELEMENTS = 20_000_000
 """Weights, captured tensors and samples with more numbers are not made."""
@@ -29,18 +30,14 @@ class NotTried(Exception):
     """Why no real step was taken."""
 
 
-class Finished(Exception):
-    """A real step was taken and went through."""
+@dataclasses.dataclass(slots=True)
+class Tried:
+    """What real steps came to."""
 
-
-_trying = False
-_samples = SAMPLES
-"""How many samples the step under way has."""
-
-
-def is_wanted() -> bool:
-    """Returns whether a real step is to be taken instead of a recording."""
-    return _trying
+    samples: int = SAMPLES
+    """How many samples the last of them had."""
+    error: Exception | None = None
+    """What it raised; `NotTried`: there was none; None: all went through."""
 
 
 class Refused(Again):
@@ -50,77 +47,59 @@ class Refused(Again):
         super().__init__(where)
         self.error, self.where, self.on_card = error, where, on_card
 
-    def judged(self, again: Callable[[], Any]) -> SnugfitError:
+    def judged(self, really: Callable[[], Tried]) -> SnugfitError:
         """Returns an InputError where a real step fails alike, a CannotSimulateError where it works."""
-        global _trying, _samples
-        _trying, _samples = True, SAMPLES
         try:
-            with _within_time():
-                again()
-        except Finished:
-            return CannotSimulateError(
-                f"the step cannot be simulated{self.where}: {named(self.error)}. A real run on CPU with {_samples} samples "
-                f"works, so this is a limitation of the simulator{self._or_a_mix()}. Write that line in another way, or "
-                "measure the run on the device."
-            )
-        except NotTried as reason:
-            return cannot_run(self.error, self.where, f"{NOT_TRIED}: {reason}")
+            tried = really()
         except Exception as error:
-            if _alike(error, self.error):
-                found = f"The same happens in a real run on CPU with {_samples} samples"
-            else:
-                found = f"A real run on CPU with {_samples} samples of random numbers fails in another way"
-            return cannot_run(self.error, self.where, f"{found} ({named(error)})")
-        finally:
-            _trying = False
-        return cannot_run(self.error, self.where, NOT_TRIED)
+            tried = Tried(error=error)
+        if tried.error is None:
+            return CannotSimulateError(
+                f"the step cannot be simulated{self.where}: {named(self.error)}. A real run on CPU with {tried.samples} "
+                f"samples works, so this is a limitation of the simulator{self._or_a_mix()}. Write that line in another "
+                "way, or measure the run on the device."
+            )
+        if isinstance(tried.error, NotTried):
+            return cannot_run(self.error, self.where, f"{NOT_TRIED}: {tried.error}")
+        if _alike(tried.error, self.error):
+            found = f"The same happens in a real run on CPU with {tried.samples} samples"
+        else:
+            found = f"A real run on CPU with {tried.samples} samples of random numbers fails in another way"
+        return cannot_run(self.error, self.where, f"{found} ({named(tried.error)})")
 
     def _or_a_mix(self) -> str:
         return ", or, as on a card there are two devices, a tensor made without device=x.device" if self.on_card else ""
 
 
-def try_step(model: Any, recipe: Any, batches: list[Any], arguments: Mapping[str, Any], captured: Any) -> None:
-    """Takes real steps of `snugfit.prepare` on a few samples, on the host; always raises.
+def try_step(
+    prepared: Callable[[], Callable[[Any], Any]],
+    model: Any,
+    captured: Any,
+    optimizers: Sequence[Any],
+    batches: Sequence[Any],
+    split: Any,
+    at_once: int | None,
+) -> Tried:
+    """Takes real steps on the host, with a few samples of each batch, then with as many as the simulation had at once.
 
-    Raises `Finished` where they went through, `NotTried` where they would take too much, or what a step raised.
+    `prepared`: returns the step, when the weights have numbers.
+    `split`, `at_once`: how the caller cuts batches into microbatches, and their samples; None: not at all.
     """
-    from snugfit.errors import TrainingError
-    from snugfit.training.prepare import prepare
-
-    at_once = recipe.microbatch_size
-    split = arguments.get("split") if at_once is not None else None
-    _fill_all(model, captured, arguments.get("optimizer"))
-    given = {name: value for name, value in arguments.items() if name not in ("assume", "batch_size", "gpus", "nodes")}
-    few = [_few(batch, split, SAMPLES) for batch in batches]
+    tried = Tried()
     try:
-        trainer = prepare(model, recipe.replace(microbatch_size=None), device="cpu", **given)
-    except SnugfitError as error:
-        raise NotTried(f"it cannot be prepared on cpu ({in_one_line(error)})") from error
-    try:
-        for batch, samples in zip(batches, few, strict=True):
-            trainer.step(samples)
-            trainer.finish()
-            if (more := _more(batch, split, at_once)) is not None:
-                trainer.step(more)
-                trainer.finish()
-    except TrainingError:
-        pass  # random weights may give an infinite loss; the step ran
-    raise Finished
-
-
-def try_own_step(
-    step: Callable[[Any, Any, Any], Any], model: Any, optimizer: Any, batches: list[Any], captured: Any
-) -> None:
-    """Takes real steps of the user's function on the host; always raises, as `try_step` does."""
-    from snugfit.training.step_optimizers import made_of
-
-    _fill_all(model, captured, optimizer)
-    made = made_of(optimizer, model.parameters)
-    for batch in batches:
-        step(model, made, _few(batch, None, SAMPLES))
-        if (more := _more(batch, None, None)) is not None:
-            step(model, made, more)
-    raise Finished
+        with _within_time():
+            _fill_all(model, captured, optimizers)
+            step = prepared()
+            for batch in batches:
+                tried.samples = SAMPLES
+                step(_few(batch, split, SAMPLES))
+                more = _more(batch, at_once)
+                if more is not None:
+                    tried.samples = more
+                    step(_few(batch, split, more))
+    except Exception as error:
+        tried.error = error
+    return tried
 
 
 def _few(batch: Any, split: Any, samples: int) -> Any:
@@ -137,28 +116,24 @@ def _few(batch: Any, split: Any, samples: int) -> Any:
     return filled if split is None else split(filled, samples)[0]
 
 
-def _more(batch: Any, split: Any, at_once: int | None) -> Any:
+def _more(batch: Any, at_once: int | None) -> int | None:
     """As many samples as the simulation had at once; None where that is no more than a few, or too much to try."""
     from snugfit.techniques.batches import first_tensor
     from snugfit.training.fallbacks import elements
 
-    global _samples
     tensor = first_tensor(batch)
     length = tensor.shape[0] if tensor is not None else 0
     samples = at_once or length
-    if samples <= SAMPLES or elements(batch) * min(samples / max(length, 1), 1) * _PER_NUMBER > MOST_ELEMENTS:
-        return None
-    _samples = samples
-    return _few(batch, split, samples)
+    share = min(samples / max(length, 1), 1)
+    return None if samples <= SAMPLES or elements(batch) * share * _PER_NUMBER > MOST_ELEMENTS else samples
 
 
-def _fill_all(model: Any, captured: Any, optimizers: Any) -> None:
+def _fill_all(model: Any, captured: Any, optimizers: Sequence[Any]) -> None:
     """Gives weights, captured tensors and optimizer state memory and random numbers, in place."""
     import torch
     from torch.nn.parameter import is_lazy
 
     from snugfit.fake_device.materialise import fill
-    from snugfit.training.step_optimizers import each_optimizer
 
     held = [*model.parameters(), *model.buffers(), *captured]
     numbers = sum(tensor.numel() for tensor in held if not is_lazy(tensor))
@@ -167,7 +142,7 @@ def _fill_all(model: Any, captured: Any, optimizers: Any) -> None:
     if any(is_lazy(tensor) for tensor in held):
         raise NotTried("the model has lazy layers")
     torch.manual_seed(0)
-    fill(model, captured, [one for one in each_optimizer(optimizers) if isinstance(one, torch.optim.Optimizer)])
+    fill(model, captured, list(optimizers))
 
 
 def _alike(one: BaseException, other: BaseException) -> bool:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from snugfit.fake_device.assumptions import Assumptions
 from snugfit.fake_device.personality import Personality
 from snugfit.recipe import Recipe
-from snugfit.recording.recording import Recording
 
 if TYPE_CHECKING:
     import torch
@@ -53,10 +52,11 @@ def record_named(
     personality: Personality,
     *,
     rank: int = 0,
-) -> Recording:
-    """Records training of a model by name, as process `rank`; runs in a worker."""
-    from snugfit.simulator.recorded_model import without_logs
-    from snugfit.simulator.session import record_given
+    really: bool = False,
+) -> Any:
+    """Returns the recording of a model by name, or what a real try came to; as `record_given`, in a worker."""
+    from snugfit.simulator.given_training import record_given
+    from snugfit.simulator.session import without_logs
 
     without_logs()
     task, model = build_named(named)
@@ -72,10 +72,13 @@ def record_named(
     }
     # Of tasks whose data nobody reads, the loss is all that an evaluation has.
     reported = made.task if task in READ else None
-    recorded = record_given(
-        functools.partial(_itself, model), made.batch, arguments, recipe, personality, task=reported, rank=rank
+    build = functools.partial(_itself, model)
+    recorded = record_given(build, made.batch, arguments, recipe, personality, task=reported, rank=rank, really=really)
+    return (
+        recorded
+        if really
+        else dataclasses.replace(recorded, answered=(*recorded.answered, *_assumed(named, task, made.assumed)))
     )
-    return dataclasses.replace(recorded, answered=(*recorded.answered, *_assumed(named, task, made.assumed)))
 
 
 def _itself(model: torch.nn.Module) -> torch.nn.Module:

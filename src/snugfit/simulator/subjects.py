@@ -49,7 +49,7 @@ def given_subject(model: Any, shapes: Any, arguments: Mapping[str, Any]) -> Subj
 
     from snugfit.simulator.batches import longest
     from snugfit.simulator.given_batches import batches_of
-    from snugfit.simulator.session import record_given
+    from snugfit.simulator.given_training import record_given
 
     record = functools.partial(record_given, model, shapes, dict(arguments))
     told = {name: arguments[name] for name in ("batch_size", "gpus", "nodes") if arguments.get(name) is not None}
@@ -81,7 +81,7 @@ def step_subject(
     """
     import torch
 
-    from snugfit.simulator.session import record_step
+    from snugfit.simulator.own_step import record_step
 
     record = functools.partial(
         record_step, step, model, optimizer, shapes, dict(settings), on_host=on_host, steps=steps
@@ -94,8 +94,8 @@ def step_subject(
     )
 
 
-def _recorded(record: Callable[..., Recording], recipe: Recipe, personality: Personality) -> Recording:
-    return record(personality, recipe=recipe)
+def _recorded(record: Callable[..., Any], recipe: Recipe, personality: Personality, **how: Any) -> Any:
+    return record(personality, recipe=recipe, **how)
 
 
 def title_of(model: Any) -> str:

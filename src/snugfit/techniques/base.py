@@ -22,6 +22,12 @@ if TYPE_CHECKING:
     from snugfit.workload import Workload
 
 
+WeightedPiece = tuple[Any, "float | torch.Tensor"]
+"""A microbatch with the factor of its loss."""
+Order = Callable[[Iterable[WeightedPiece], Callable[[Any], torch.Tensor], Callable[[torch.Tensor], None]], torch.Tensor]
+"""Takes microbatches through forward (to a loss) and backward (from a weighted loss); returns the loss of the batch."""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Setup:
     """What a technique may look at while it is put in place."""
@@ -112,6 +118,10 @@ class ModelTechnique:
     def returned(self, output: Any) -> Any:
         """Returns a model's output as a user's own training loop gets it: their loss runs outside our contexts."""
         return output
+
+    def order(self) -> Order | None:
+        """Returns in which order a step's microbatches go through the model; None: in any."""
+        return None
 
     def around_forward(self) -> AbstractContextManager[Any]:
         """Returns the context of one forward pass and its loss, in training and evaluation."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from snugfit.errors import InputError
 from snugfit.recipe import Recipe
-from snugfit.techniques.base import ModelTechnique
+from snugfit.techniques.base import ModelTechnique, WeightedPiece
 from snugfit.techniques.batches import (
     LossWeight,
     Split,
@@ -29,8 +29,7 @@ from snugfit.training.model_call import Forward, Loss, losses_of, output_of
 from snugfit.training.step_outputs import KeptOutputs
 from snugfit.training.untouched import untouched
 
-Pieces = list[tuple[Any, "float | Tensor"]]
-"""Microbatches with the factor of each one's loss."""
+Pieces = list[WeightedPiece]
 
 
 @dataclasses.dataclass(eq=False, repr=False)
@@ -189,24 +188,3 @@ class Passes:
             for technique in self.techniques:
                 around.enter_context(technique.around_step())
             yield
-
-
-def one_by_one(
-    pieces: Iterable[tuple[Any, float | Tensor]], forward: Callable[[Any], Tensor], backward: Callable[[Tensor], None]
-) -> Tensor:
-    """Runs each microbatch forward and then backward; returns the whole batch's loss, 0-dim, detached."""
-    total: Tensor | None = None
-    for batch, factor in pieces:
-        loss = forward(batch)
-        if not isinstance(factor, Tensor) and factor == 0.0:  # another process has more pieces, and this one goes along
-            factor = torch.zeros_like(loss)
-        if isinstance(factor, Tensor):  # a factor of 0 cannot be skipped on the device, and 0 times NaN is NaN
-            loss = loss * factor
-            loss = torch.where(factor == 0, torch.zeros_like(loss), loss)
-        elif factor != 1.0:
-            loss = loss * factor
-        backward(loss)
-        total = loss.detach() if total is None else total + loss.detach()
-        del loss
-    assert total is not None
-    return total

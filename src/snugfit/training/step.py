@@ -15,6 +15,7 @@ from snugfit.errors import InputError, TrainingError, warn
 from snugfit.fidelity import Fidelity, fidelity
 from snugfit.phases import phase
 from snugfit.recipe import Recipe
+from snugfit.techniques.base import WeightedPiece
 from snugfit.techniques.shard.ranks import Ranks
 from snugfit.training.claimed import check_claimed, is_due
 from snugfit.training.ema import AveragedWeights
@@ -23,7 +24,8 @@ from snugfit.training.fallbacks import Fallbacks
 from snugfit.training.health import DEPTH, Statistics
 from snugfit.training.late_reads import LateReads
 from snugfit.training.microbatch_check import MicrobatchCheck
-from snugfit.training.passes import Passes, Pieces, one_by_one
+from snugfit.training.order import order_of
+from snugfit.training.passes import Passes, Pieces
 from snugfit.training.recovery import Recovery
 from snugfit.training.schedule import lr_factor
 from snugfit.training.step_outputs import KeptOutputs, StepOutputs
@@ -201,7 +203,7 @@ class Trainer:
                 again = functools.partial(self._passes.once_more, pieces[0][0])
                 with nullcontext() if reducer is None else reducer.watched(again, first=not self.steps_done):
                     marked = pieces if reducer is None else self._marked(pieces, reducer)
-                    loss = one_by_one(marked, self._forward_pass, self._backward_pass)
+                    loss = order_of(self._passes.techniques)(marked, self._forward_pass, self._backward_pass)
                 if self._kept is not None:
                     self._kept.join(self._passes.shares(pieces), mean=self.ranks is not None)
                 if self.ranks is not None:
@@ -233,7 +235,7 @@ class Trainer:
                 "update is not that of one process, as with dropout."
             )
 
-    def _marked(self, pieces: Pieces, reducer: Reducer) -> Iterator[tuple[Any, float | Tensor]]:
+    def _marked(self, pieces: Pieces, reducer: Reducer) -> Iterator[WeightedPiece]:
         """Yields the pieces; before the last one, those who add gradients up are told that it is the last."""
         from snugfit.techniques.shard.apply import last_backward
 

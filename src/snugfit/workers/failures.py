@@ -14,10 +14,10 @@ NOT_TRIED = "Whether a real run fails as well was not tried"
 
 
 class Again(Exception):
-    """A request failed in a way that is judged by running it once more, from the beginning."""
+    """A request failed, and what it did is to be tried for real; its function then takes `really=True`."""
 
-    def judged(self, again: Callable[[], Any]) -> SnugfitError:
-        """Returns the error for a person; `again` runs the request once more."""
+    def judged(self, really: Callable[[], Any]) -> SnugfitError:
+        """Returns the error for a person; `really` asks once more, from the beginning, and returns what came of it."""
         raise NotImplementedError
 
 

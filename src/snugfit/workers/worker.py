@@ -89,7 +89,7 @@ def _answer(path: list[str], folder: str | None, request: bytes, loads: Any) -> 
             result = function(*args, **kwargs)
         except Again as failed:
             del function, args, kwargs  # changed in place by now
-            raise failed.judged(lambda: _called(loads(request))) from failed
+            raise failed.judged(lambda: _really(loads(request))) from failed
         gc.disable()  # a recording travels as some hundred thousand tuples, which hold on to no cycles
         try:
             return pickle.dumps(("done", result), protocol=pickle.HIGHEST_PROTOCOL)
@@ -101,9 +101,9 @@ def _answer(path: list[str], folder: str | None, request: bytes, loads: Any) -> 
         return pickle.dumps(("error", cannot_run(error, line_of(error), NOT_TRIED)))
 
 
-def _called(request: Any) -> Any:
+def _really(request: Any) -> Any:
     function, args, kwargs = request
-    return function(*args, **kwargs)
+    return function(*args, **kwargs, really=True)
 
 
 if __name__ == "__main__":

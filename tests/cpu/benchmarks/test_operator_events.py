@@ -64,7 +64,7 @@ def build():
 
 def test_a_real_step_takes_what_is_predicted():
     from snugfit.fake_device.personality import Personality
-    from snugfit.simulator.session import simulate_training
+    from snugfit.simulator.given_training import simulate_training
 
     batch = (torch.randn(16, 32), torch.randint(0, 5, (16,)))
     recipe = snugfit.Recipe(optimizer_impl="for-loop")

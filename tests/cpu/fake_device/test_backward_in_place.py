@@ -8,7 +8,7 @@ from snugfit.fake_device.personality import Personality
 from snugfit.measure.allocator_events import AllocatorEvents, warm_up
 from snugfit.recording.replay import replay
 from snugfit.recording.tensor_bytes import TensorBytes
-from snugfit.simulator.session import simulate_step
+from snugfit.simulator.own_step import simulate_step
 
 ROWS, COLUMNS = 200, 80
 FORMULAS = {

@@ -12,7 +12,7 @@ import snugfit
 from snugfit import Recipe, SnugfitWarning
 from snugfit.fake_device.personality import Personality
 from snugfit.recording.replay import replay
-from snugfit.simulator.session import simulate_training
+from snugfit.simulator.given_training import simulate_training
 from snugfit.workers.pool import shared_pool
 
 CASE = Case(

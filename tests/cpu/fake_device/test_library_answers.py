@@ -15,7 +15,7 @@ from snugfit import Recipe
 from snugfit.fake_device.library_answers import MATCHED, PADDED, UNPACKED, VALID, library_answers
 from snugfit.fake_device.personality import Personality
 from snugfit.fake_device.replaced import replaced
-from snugfit.simulator.session import simulate_training
+from snugfit.simulator.given_training import simulate_training
 from snugfit.workers.pool import shared_pool
 
 transformers = pytest.importorskip("transformers")

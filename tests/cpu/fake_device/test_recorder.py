@@ -8,7 +8,7 @@ from snugfit.errors import CannotSimulateError, InputError
 from snugfit.fake_device.personality import Personality
 from snugfit.fake_device.record import record
 from snugfit.recording.trace import ALLOC, FREE, RESIZE, WORKSPACE
-from snugfit.simulator.session import simulate_step
+from snugfit.simulator.own_step import simulate_step
 
 KIB = 1024
 

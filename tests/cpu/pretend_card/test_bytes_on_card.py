@@ -14,7 +14,7 @@ from snugfit import Recipe, SnugfitWarning
 from snugfit.fake_device.personality import Personality
 from snugfit.pretend_card.present import card_present
 from snugfit.recording.replay import replay
-from snugfit.simulator.session import simulate_training
+from snugfit.simulator.given_training import simulate_training
 from snugfit.training.course import Course
 from snugfit.training.evaluation import task_of
 

@@ -13,7 +13,7 @@ from snugfit.recording.generations import (
     generation_of,
     on_generation,
 )
-from snugfit.simulator.session import record_given
+from snugfit.simulator.given_training import record_given
 
 
 class Attention(torch.nn.Module):

@@ -10,7 +10,7 @@ from snugfit.fake_device.personality import Personality
 from snugfit.recording import kernel_times as times
 from snugfit.recording.kernel_times import run_seconds
 from snugfit.recording.trace import Convolution, OperatorRun
-from snugfit.simulator.session import simulate_step
+from snugfit.simulator.own_step import simulate_step
 
 A100, T4 = device_named("a100-40gb"), device_named("t4-16gb")
 BANDWIDTH = 1555e9 * times.MEMORY_SHARE

@@ -63,7 +63,7 @@ def test_the_peak_falls_by_the_logits(truth, pool):
 
 def test_what_follows_an_operator_written_in_python_is_still_known_by_module_on_a_card(pool):
     from snugfit.fake_device.personality import Personality
-    from snugfit.simulator.session import simulate_training
+    from snugfit.simulator.given_training import simulate_training
 
     recording = simulate_training(
         llama(False), Recipe(loss_impl="chunked"), tokens(), personality=Personality(kind="cuda"), pool=pool

@@ -13,7 +13,7 @@ from snugfit.recording.clock import clock
 from snugfit.recording.replay import Replays, replay
 from snugfit.recording.trace import Repeat
 from snugfit.simulator import pieces
-from snugfit.simulator.session import record_given, simulate_training
+from snugfit.simulator.given_training import record_given, simulate_training
 
 CARD = device_named("rtx-3090")
 

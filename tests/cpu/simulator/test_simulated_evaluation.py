@@ -19,7 +19,7 @@ from snugfit.phases import listen
 from snugfit.recipe import Recipe
 from snugfit.recording.replay import replay
 from snugfit.recording.tensor_bytes import TensorBytes
-from snugfit.simulator.session import simulate_training
+from snugfit.simulator.given_training import simulate_training
 from snugfit.workloads.tasks import task_named
 
 CARD = "a100-40gb"

@@ -12,7 +12,7 @@ import snugfit
 from snugfit.fake_device.personality import Personality
 from snugfit.recording.replay import Player
 from snugfit.recording.tensor_bytes import TensorBytes
-from snugfit.simulator.session import simulate_training
+from snugfit.simulator.given_training import simulate_training
 from snugfit.techniques.batch_share import share_of
 from snugfit.techniques.shard import alike
 

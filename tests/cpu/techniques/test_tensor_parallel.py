@@ -14,7 +14,7 @@ import snugfit
 from snugfit.recording.trace import Collective
 from snugfit.runs.checkpoint import save_checkpoint
 from snugfit.runs.checkpoint_parts import Parts
-from snugfit.simulator.session import simulate_training
+from snugfit.simulator.given_training import simulate_training
 from snugfit.techniques.tensor_parallel.cuts import cuts_of
 from snugfit.techniques.tensor_parallel.pairs import any_pairs_in, pairs_in
 

@@ -16,7 +16,7 @@ from snugfit.recipe import Recipe
 from snugfit.recording.replay import replay
 from snugfit.recording.tensor_bytes import TensorBytes
 from snugfit.recording.trace import ALLOC, FREE, MARK, RESIZE
-from snugfit.simulator.session import simulate_training
+from snugfit.simulator.given_training import simulate_training
 from snugfit.techniques.init.apply import build, settle
 
 pytestmark = pytest.mark.filterwarnings("ignore:precision='16-true' overflows")
