@@ -5,10 +5,10 @@ What a run does is a line of tokens: births, deaths, operators. A model with one
 token. These places are found by going through both lines side by side. Around each, the region is taken in which every token
 equals the one a stretch before it; what lies outside of all regions is the same in both lines, one to one.
 
-Tokens refer to earlier ones (a death to its birth), and some belong to a block by its number. In a region, both are followed
-from stretch to stretch: the number grows or falls by one or stays, and so does the stretch that is referred to. The first and
-the last stretches may do otherwise (the first block's input has no gradient); what they refer to is then counted from the
-beginning or from the end, whichever holds in both lines. Whatever follows no such rule is refused.
+Tokens refer to earlier ones (a death to its birth), and some belong to a block by its number. In a region, both are
+followed from stretch to stretch: the number grows or falls by one or stays, and so does the stretch that is referred to. The
+first and the last stretches may do otherwise (the first block's input has no gradient); what they refer to is then counted
+from the beginning or from the end, whichever holds in both lines. Whatever follows no such rule is refused.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 NO_BLOCK = -1
@@ -142,14 +142,14 @@ class Pattern:
                     targets = tuple(self._target(rule, stretch, more, bases, at) for rule in rules[offset])
                 yield region.start + known * period + offset, label, targets
 
-    def _target(self, rule: _Rule, stretch: int, more: int, bases: list[int], at: object) -> int:
+    def _target(self, rule: _Rule, stretch: int, more: int, bases: list[int], at: Callable[[_Anchored], int]) -> int:
         if stretch < rule.first:
-            return at(rule.before[stretch])  # type: ignore[operator, no-any-return]
+            return at(rule.before[stretch])
         if stretch > rule.last + more:
-            return at(rule.behind[stretch - rule.last - more - 1])  # type: ignore[operator, no-any-return]
+            return at(rule.behind[stretch - rule.last - more - 1])
         region, offset, origin = rule.target
         if region < 0:
-            return at(_Anchored(rule.target, False))  # type: ignore[operator, no-any-return]
+            return at(_Anchored(rule.target, False))
         origin += rule.slope * stretch + (more if rule.slope < 0 else 0)
         return bases[region] + offset + self.regions[region].period * origin
 

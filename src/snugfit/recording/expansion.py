@@ -78,6 +78,7 @@ class _Tokens:
         return found
 
     def _read(self) -> None:
+        sign: tuple[Any, ...]
         trace = self.trace
         births: dict[int, int] = {}
         runs = iter(trace.runs)
@@ -111,8 +112,8 @@ class _Tokens:
             elif kind == WORKSPACE:
                 work = trace.workspaces[subject]
                 label, inside = self.within(work.module)
-                made = work.nbytes, work.operator, work.phase, self._stream(work.stream)
-                sign = (WORKSPACE, label == NO_BLOCK, inside, *made)
+                taken = work.nbytes, work.operator, work.phase, self._stream(work.stream)
+                sign = (WORKSPACE, label == NO_BLOCK, inside, *taken)
                 self._add(WORKSPACE, work, sign, label)
             else:
                 self._add(kind, (subject, value), (kind, subject, value), NO_BLOCK)
@@ -281,8 +282,9 @@ def _grown(short: Any, long: Any, more: int) -> Any:
     if isinstance(long.lists, TensorLists) and isinstance(short.lists, TensorLists):
         if long.lists.lists != short.lists.lists:
             raise NotAlike("an operator takes more lists")
-        pairs = zip(long.lists[:2], short.lists[:2], strict=True)
-        lists = TensorLists(*(one + more * (one - other) for one, other in pairs), long.lists.lists)
+        tensors = long.lists.tensors + more * (long.lists.tensors - short.lists.tensors)
+        chunks = long.lists.chunks + more * (long.lists.chunks - short.lists.chunks)
+        lists = TensorLists(tensors, chunks, long.lists.lists)
         kernels = lists.launches
     elif long.kernels != short.kernels or long.lists != short.lists:
         raise NotAlike("an operator launches more kernels")

@@ -30,8 +30,9 @@ from snugfit.techniques.blocks import find_blocks
 
 FEW = 3
 """Blocks of the first recording; the second one has one more."""
-WORTH = 10
-"""Alike blocks from which on two short recordings are quicker than a whole one."""
+FEW_AWAY = 8
+"""The same where the inputs of blocks leave for the host: several are on their way at a time, and the first pass goes
+through each block twice."""
 _CONTAINERS = (nn.Sequential, nn.ModuleList)
 
 
@@ -47,6 +48,13 @@ class EqualBlocks:
     """Number of the first of the alike blocks."""
     count: int
     """How many there are."""
+    few: int = FEW
+    """How many the first recording has."""
+
+    @property
+    def worth(self) -> bool:
+        """Whether two short recordings are quicker than a whole one."""
+        return self.count > 2 * (self.few + 1)
 
     def __post_init__(self) -> None:
         self._children = dict(self.container._modules)
@@ -82,14 +90,15 @@ def equal_blocks(
     if not personality.is_card or recipe.compile != "none" or _chooses(recipe, settings):
         return None
     containers = {name.rpartition(".")[0] for name in find_blocks(model)}
+    few = FEW_AWAY if recipe.offload_activations == "checkpoints" else FEW
     rows = [
-        EqualBlocks(container, path, first, count)
+        EqualBlocks(container, path, first, count, few)
         for path, container in model.named_modules()
         if path in containers and isinstance(container, _CONTAINERS)
         for first, count in rows_alike(list(container.children()))
     ]
     longest = max(rows, key=lambda row: row.count, default=None)
-    if longest is None or longest.count < WORTH or _used_elsewhere(model, longest.container):
+    if longest is None or not longest.worth or _used_elsewhere(model, longest.container):
         return None
     return longest
 
@@ -110,7 +119,7 @@ def _used_elsewhere(model: nn.Module, container: nn.Module) -> bool:
 
 
 def recorded_by_few(
-    blocks: EqualBlocks, record: Callable[[Chance, Callable[[], AbstractContextManager[None]]], Recording]
+    blocks: EqualBlocks, record: Callable[[Callable[[], AbstractContextManager[None]], Chance], Recording]
 ) -> Recording | None:
     """Returns the recording of the whole model from two short ones; None where it does not follow from them.
 
@@ -119,23 +128,24 @@ def recorded_by_few(
     short: list[Recording] = []
     told: list[list[str]] = []
     chance = Chance()
-    for kept in (FEW, FEW + 1):
+    for kept in (blocks.few, blocks.few + 1):
         try:
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always", SnugfitWarning)
-                short.append(record(chance, functools.partial(blocks.only, kept)))
+                short.append(record(functools.partial(blocks.only, kept), chance))
         except Exception:  # the whole recording tells what is wrong, or nothing is
             return None
-        told.append([str(one.message) for one in caught if issubclass(one.category, SnugfitWarning)])
+        messages = (str(one.message) for one in caught if issubclass(one.category, SnugfitWarning))
+        told.append(list(dict.fromkeys(messages)))
     one, other = short
     # An answer that random numbers decide may be another one in each block.
     if chance.alternatives() or told[0] != told[1] or (one.answered, one.same_on) != (other.answered, other.same_on):
         return None
     try:
-        expansion = Expansion(one.trace, other.trace, blocks.paths(FEW), blocks.paths(FEW + 1))
+        expansion = Expansion(one.trace, other.trace, blocks.paths(blocks.few), blocks.paths(blocks.few + 1))
         trace = expansion.trace(blocks.paths(blocks.count))
     except NotAlike:
         return None
-    for message in dict.fromkeys(told[1]):
+    for message in told[1]:
         warnings.warn(message, SnugfitWarning, stacklevel=2)
-    return dataclasses.replace(other, trace=trace)
+    return dataclasses.replace(other, trace=trace, blocks_left_out=blocks.count - blocks.few - 1)
