@@ -1,8 +1,8 @@
 """How long an estimate takes in a worker that is warm, with equal blocks recorded once and with every block recorded.
 
-ViT-L/16 at 224 x 224, batch 64, and models shaped like Llama 3 of 8 and 70 billion parameters: medians of several, in wall time
-and in time of the processor. The same 8 billion with 8 to 128 layers show how the time grows with depth. The bytes of both
-ways stand beside each other; they must be equal.
+ViT-L/16 at 224 x 224, batch 64, and models shaped like Llama 3 of 8 and 70 billion parameters: medians of several, in wall
+time and in time of the processor. The same 8 billion with 8 to 128 layers show how the time grows with depth. The bytes of
+both ways stand beside each other; they must be equal.
 
     python -m benchmarks.answer_times                  (writes benchmarks/results/answer_times.json)
 """

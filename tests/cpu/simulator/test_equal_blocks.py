@@ -10,6 +10,7 @@ import pytest
 from benchmarks.gpu.configurations import CONFIGURATIONS, Configuration
 from benchmarks.gpu.subjects import SUBJECTS
 
+from snugfit.errors import SnugfitError
 from snugfit.fake_device.personality import Personality
 from snugfit.recording.recording import Recording
 from snugfit.recording.trace import Trace
@@ -37,6 +38,7 @@ WHOLE = {
     "adafactor": "each of its updates takes lists of tensors, as many as have one shape",
     "every:": "the recipe chooses among the blocks",
     "blocks:": "the recipe chooses among the blocks",
+    "vit_b_16 adapter=lora quantize=nf4": "a warning counts the matrices that are not packed",
 }
 """Part of a configuration's name -> why it is recorded whole."""
 
@@ -64,22 +66,30 @@ def numbered(trace: Trace) -> Trace:
     )
 
 
-def both(configuration: Configuration) -> tuple[int, list[str]]:
-    """Records a configuration by a few blocks and whole: the blocks that were left out, and what differs. In a worker."""
+def recorded(configuration: Configuration, *, whole: bool) -> Recording | str:
+    """The recording of a configuration, or what stands in its way. In a worker."""
     import torch
 
     run = configuration.run("cpu")
-    recordings: list[Recording] = []
-    for whole in (False, True):
-        with torch.device("meta"):
-            model, batch = deep(configuration), run.batch()
-        recordings.append(
-            record_given(
-                model, batch, dict(run.arguments), run.recipe, Personality(capability=(8, 0)),
-                evaluate=run.evaluate, whole=whole,
-            )
-        )  # fmt: skip
-    short, long = recordings
+    with torch.device("meta"):
+        model, batch = deep(configuration), run.batch()
+    card, how = Personality(capability=(8, 0)), {"evaluate": run.evaluate, "whole": whole}
+    try:
+        found: Recording = record_given(model, batch, dict(run.arguments), run.recipe, card, **how)
+    except SnugfitError as error:
+        return str(error)
+    return found
+
+
+def both(configuration: Configuration) -> tuple[int, list[str]] | None:
+    """Records a configuration by a few blocks and whole: the blocks that were left out, and what differs. In a worker.
+
+    None where it cannot be simulated either way.
+    """
+    short, long = (recorded(configuration, whole=whole) for whole in (False, True))
+    if isinstance(short, str) or isinstance(long, str):
+        assert short == long
+        return None
     found = differing(numbered(short.trace), numbered(long.trace))
     found += differing(
         dataclasses.replace(short, trace=long.trace), dataclasses.replace(long, blocks_left_out=short.blocks_left_out)
@@ -98,6 +108,9 @@ def differing(one: Any, other: Any) -> list[str]:
 def test_short_recordings_give_the_whole_one(configuration: Configuration) -> None:
     for package in configuration.packages:
         pytest.importorskip(package)
-    left_out, differences = shared_pool().call(both, configuration)
+    compared = shared_pool().call(both, configuration)
+    if compared is None:
+        pytest.skip("it cannot be simulated at this size, with fewer blocks or with all")
+    left_out, differences = compared
     assert differences == []
     assert (left_out > 0) != any(part in configuration.name for part in WHOLE)
