@@ -15,6 +15,7 @@ from snugfit.fake_device.personality import Personality
 from snugfit.recording.recording import Recording
 from snugfit.recording.trace import Trace
 from snugfit.simulator.given_training import record_given
+from snugfit.simulator.real_run import Refused
 from snugfit.workers.pool import shared_pool
 
 LAYERS = {
@@ -76,7 +77,7 @@ def recorded(configuration: Configuration, *, whole: bool) -> Recording | str:
     card, how = Personality(capability=(8, 0)), {"evaluate": run.evaluate, "whole": whole}
     try:
         found: Recording = record_given(model, batch, dict(run.arguments), run.recipe, card, **how)
-    except SnugfitError as error:
+    except (SnugfitError, Refused) as error:
         return str(error)
     return found
 
