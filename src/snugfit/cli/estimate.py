@@ -37,6 +37,8 @@ class EstimateOptions:
     """also draw memory over the run: FILE.html or FILE.png"""
     snapshot: groups.File
     """also write a memory snapshot for PyTorch's viewer"""
+    whole: bool = False
+    """simulate every block of the model, also where a few of them tell what all do: the same answer, and slower"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -75,7 +77,9 @@ def run(args: argparse.Namespace) -> int:
         estimate = estimate_by_gpus(named, numbers, recipe=recipe, workload=workload, device=args.device)
     else:
         recipe, workload = options.settings_from(args)
-        estimate = estimate_named(options.named_model(args), recipe=recipe, workload=workload, device=args.device)
+        estimate = estimate_named(
+            options.named_model(args), recipe=recipe, workload=workload, device=args.device, whole=args.whole
+        )
     output.write_file(args.timeline, lambda path: _draw(path, estimate))
     output.write_file(args.snapshot, estimate.write_snapshot)
     if prices:

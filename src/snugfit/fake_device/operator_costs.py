@@ -2,7 +2,7 @@
 
 Floating-point operations follow torch's own formulas (`torch.utils.flop_counter`), except for convolutions, where torch
 counts the gradient of grouped weights as if there were no groups; an operator without a formula counts 0 and is judged by
-its bytes. Multi-tensor operators launch as many kernels as torch's `MultiTensorApply.cuh` does.
+its bytes.
 """
 
 from __future__ import annotations
@@ -14,12 +14,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from snugfit.recording.multi_tensor import CHUNK_ELEMENTS, TensorLists
 from snugfit.recording.trace import Convolution
 
-_TENSORS_PER_LAUNCH = (110, 64, 48, 36, 30)
-"""Tensors in one multi-tensor kernel, by number of lists. Source: MultiTensorApply.cuh, depth_to_max_tensors."""
-_CHUNK_ELEMENTS, _CHUNKS_PER_LAUNCH = 65536, 320
-"""Source: MultiTensorApply.cuh, kChunkSize and depth_to_max_blocks."""
 _PRODUCTS = {"aten.mm.default": 0, "aten.addmm.default": 1, "aten.bmm.default": 0, "aten.baddbmm.default": 1}
 """Matrix products -> position of the left factor."""
 
@@ -93,6 +90,8 @@ class OperatorCost(NamedTuple):
     """Rows that a layer norm works off one by one; each row of a backward pass counts three times."""
     uneven: tuple[int, ...] = ()
     """Lengths of those rows of a matrix product's factors that do not begin at multiples of 16 bytes, in elements."""
+    lists: TensorLists | tuple[()] = ()
+    """The lists of tensors that a multi-tensor operator works on; empty otherwise."""
 
 
 def tensor_bytes(tensor: torch.Tensor) -> int:
@@ -118,6 +117,7 @@ def cost_of(
     inputs = tensors_in((*args, *kwargs.values()))
     makes_nothing = not written or name.startswith(("aten.empty", "aten.new_empty"))
     formula = _formulas().get(operator.overloadpacket)
+    lists = _tensor_lists(name, args)
     convolution = _convolution(name, args, result)
     if convolution:
         flops = convolution_flops(convolution)
@@ -129,13 +129,14 @@ def cost_of(
         read_bytes=sum(map(tensor_bytes, inputs)),
         written_bytes=sum(map(tensor_bytes, written)),
         dtype=_compute_dtype(written, inputs),
-        kernels=0 if makes_nothing else _kernels(name, args),
+        kernels=0 if makes_nothing else 1 if lists is None else lists.launches,
         product=_product(name, args),
         convolution=convolution,
         again_bytes=_again_bytes(operator, name, args, inputs, written, convolution),
         blocks=_blocks(name, args),
         rows=_rows(name, args),
         uneven=_uneven(name, args),
+        lists=() if lists is None else lists,
     )
 
 
@@ -179,15 +180,17 @@ def _compute_dtype(written: Sequence[torch.Tensor], inputs: Sequence[torch.Tenso
     return "float32"
 
 
-def _kernels(name: str, args: Sequence[Any]) -> int:
+def _tensor_lists(name: str, args: Sequence[Any]) -> TensorLists | None:
     if not name.startswith(("aten._foreach_", "aten._fused_")):
-        return 1
+        return None
     lists = [a for a in args if isinstance(a, list | tuple) and a and isinstance(a[0], torch.Tensor)]
     if not lists:
-        return 1
-    per_launch = _TENSORS_PER_LAUNCH[min(len(lists), len(_TENSORS_PER_LAUNCH)) - 1]
-    chunks = sum(math.ceil(tensor.numel() / _CHUNK_ELEMENTS) for tensor in lists[0])
-    return max(math.ceil(len(lists[0]) / per_launch), math.ceil(chunks / _CHUNKS_PER_LAUNCH))  # type: ignore[no-any-return]
+        return None
+    return TensorLists(
+        tensors=len(lists[0]),
+        chunks=sum(math.ceil(tensor.numel() / CHUNK_ELEMENTS) for tensor in lists[0]),
+        lists=len(lists),
+    )
 
 
 def _product(name: str, args: Sequence[Any]) -> tuple[int, int, int, int] | tuple[()]:

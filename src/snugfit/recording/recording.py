@@ -41,6 +41,8 @@ class Recording:
     """Modules that hold the experts of a mixture."""
     block_names: tuple[str, ...] = ()
     """Repeated blocks of the model, in its order."""
+    blocks_left_out: int = 0
+    """Blocks that were not recorded: what they do follows from others like them."""
     steps: int | None = None
     """Calls of a hand-written step that were recorded; None for training by a recipe."""
     alike_ranks: tuple[tuple[int, ...], ...] = ()

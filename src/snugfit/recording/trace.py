@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 from snugfit.errors import InputError
+from snugfit.recording.multi_tensor import TensorLists
 
 Place = Literal["device", "host"]
 CATEGORIES = ("weights", "gradients", "optimizer_state", "activations", "temporaries", "inputs", "other")
@@ -146,6 +147,8 @@ class OperatorRun(NamedTuple):
     """For a collective: what is sent; empty for everything else."""
     line: str = ""
     """For one that the host waits for: `file:line` of a person's code that asked for it; empty where snugfit's own did."""
+    lists: TensorLists | tuple[()] = ()
+    """For an operator on lists of tensors: how many there are; empty for everything else."""
 
     @property
     def aligned(self) -> bool:

@@ -53,6 +53,7 @@ def estimate(
     split: Callable[[Any, int], list[Any]] | None = None,
     loss_weight: Any = "samples",
     assume: AssumeArgument = None,
+    whole: bool = False,
     pool: Pool | None = None,
     **settings: Any,
 ) -> Estimate:
@@ -80,6 +81,8 @@ def estimate(
         loss_weight: How losses of microbatches combine, as for `snugfit.prepare`.
         assume: What to take for values that simulated tensors do not have, such as `{"nonzero": 0.25}`: fields of
             `Assumptions` (`fake_device/assumptions.py`). What was used is named in the estimate's `answered`.
+        whole: Whether every block of the model is simulated, also where a few of them tell what all do. The answer is the
+            same and takes longer. A step of your own is simulated whole anyway.
         pool: Workers to use; None: one of this process, which stays warm.
         **settings: Fields of `Workload`.
 
@@ -122,7 +125,7 @@ def estimate(
         **settings, "loss": loss, "optimizer": optimizer, "forward": forward, "split": split, "loss_weight": loss_weight,
     }  # fmt: skip
     recipe = recipe or Recipe()
-    record = functools.partial(given_subject(model, shapes, arguments).record, recipe)
+    record = functools.partial(given_subject(model, shapes, arguments).record, recipe, whole=whole)
     with said_how_it_was_read(given):
         return estimated(record, cards, recipe, title, pool)
 
@@ -133,17 +136,19 @@ def estimate_named(
     recipe: Recipe | None = None,
     workload: Workload | None = None,
     device: DeviceArgument = None,
+    whole: bool = False,
     pool: Pool | None = None,
 ) -> Estimate:
     """Predicts training of a model by name, built without weights; nothing is downloaded.
 
     `recipe`: how the step is held in memory; None: plainly.
     `workload`: optimizer, batch size and training settings; None: AdamW on batches of 64.
+    `whole`: whether every block of the model is simulated, also where a few of them tell what all do.
     `pool`: workers to use; None: one of this process.
     """
     cards = cards_of(device)
     recipe, subject = recipe or Recipe(), named_subject(named, workload)
-    return estimated(functools.partial(subject.record, recipe), cards, recipe, subject.title, pool)
+    return estimated(functools.partial(subject.record, recipe, whole=whole), cards, recipe, subject.title, pool)
 
 
 def cards_of(device: DeviceArgument) -> tuple[Device, ...]:

@@ -8,6 +8,7 @@ import dataclasses
 import gc
 import itertools
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from types import MappingProxyType
 from typing import Any
 
@@ -23,6 +24,7 @@ from snugfit.phases import phase
 from snugfit.recipe import Recipe
 from snugfit.recording.recording import Recording
 from snugfit.simulator.batches import EvaluationBatches, batch_share, longest
+from snugfit.simulator.equal_blocks import equal_blocks, recorded_by_few
 from snugfit.simulator.pieces import FewerPieces, repeats
 from snugfit.simulator.real_run import NotTried
 from snugfit.simulator.session import CARD, Session, switchable
@@ -117,6 +119,7 @@ class GivenTraining(Session):
         steps: int | None = None,
         evaluate: bool = True,
         rank: int = 0,
+        whole: bool = False,
     ) -> None:
         """Takes a request apart into what `prepare` is given, the workload and this process's share of it.
 
@@ -125,12 +128,14 @@ class GivenTraining(Session):
         `task`: what is reported in evaluation; None: the loss.
         `evaluate`: whether an evaluation is recorded between the steps; so does `evaluate` of the settings.
         `rank`: which of the processes that share the batch; the first has the largest share of everything.
+        `whole`: whether every block is recorded, also where they are alike.
         """
         given = dict(arguments)
         super().__init__(
             model, batch, personality, forward=given.get("forward"), assume=given.pop("assume", None), steps=steps
         )
         self.recipe, self.rank, self.task = recipe, rank, task
+        self.every_block = whole
         self.optimizer = given.get("optimizer", "adamw")
         if isinstance(self.optimizer, torch.optim.Optimizer):
             self.optimizers = [self.optimizer]
@@ -175,6 +180,21 @@ class GivenTraining(Session):
     def known(self) -> tuple[Any, ...]:
         """Returns parameters and state of an optimizer that came as an object."""
         return tuple(held for one in self.optimizers for held in (one.param_groups, list(one.state.values())))
+
+    def costliest(self) -> Recording:
+        """Records it with a few of its equal blocks, where those tell what all do."""
+        # An optimizer that came as an object has the weights of all blocks; several processes pack gradients over them.
+        may = not self.every_block and not self.optimizers and self.workload.ranks == 1
+        blocks = equal_blocks(self.model, self.recipe, self.personality, self.given) if may else None
+        recording = None if blocks is None else recorded_by_few(blocks, self._with)
+        return recording or super().costliest()
+
+    def _with(self, blocks: Callable[[], AbstractContextManager[None]], chance: Chance) -> Recording:
+        self.shortened = blocks
+        try:
+            return self.once(chance)
+        finally:
+            self.shortened = contextlib.nullcontext
 
     def once(self, chance: Chance) -> Recording:
         """Records it with fewer microbatches, where three of them tell what all do."""

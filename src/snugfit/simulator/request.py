@@ -53,6 +53,7 @@ def record_named(
     *,
     rank: int = 0,
     really: bool = False,
+    whole: bool = False,
 ) -> Any:
     """Returns the recording of a model by name, or what a real try came to; as `record_given`, in a worker."""
     from snugfit.simulator.given_training import record_given
@@ -73,7 +74,9 @@ def record_named(
     # Of tasks whose data nobody reads, the loss is all that an evaluation has.
     reported = made.task if task in READ else None
     build = functools.partial(_itself, model)
-    recorded = record_given(build, made.batch, arguments, recipe, personality, task=reported, rank=rank, really=really)
+    recorded = record_given(
+        build, made.batch, arguments, recipe, personality, task=reported, rank=rank, really=really, whole=whole
+    )
     return (
         recorded
         if really

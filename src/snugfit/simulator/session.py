@@ -6,6 +6,7 @@ What is built and trained, and in which order, is said by the two kinds of sessi
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect
 import logging
@@ -13,6 +14,7 @@ import traceback
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +74,8 @@ class Session(ABC):
         """Steps that are recorded; by default each batch also meets the optimizer's state."""
         self.optimizers: list[torch.optim.Optimizer] = []
         """Those that came as objects."""
+        self.shortened: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
+        """Context in which the model has fewer blocks; that of each recording, after the model was put back."""
 
     @abstractmethod
     def load(self) -> None:
@@ -110,7 +114,7 @@ class Session(ABC):
             try:
                 self.load()
                 self._restore = remembered(self.model, *self.optimizers)
-                recording = self._costliest()
+                recording = self.costliest()
             except SnugfitError:
                 raise
             except Exception as error:
@@ -142,9 +146,10 @@ class Session(ABC):
             self.build(recorder)
             self.train(recorder)
 
-        return record(run, self.personality, captured, self.assume, chance)
+        with self.shortened():
+            return record(run, self.personality, captured, self.assume, chance)
 
-    def _costliest(self) -> Recording:
+    def costliest(self) -> Recording:
         """Records with the likelier answer to random conditions, then with the others; keeps what takes most memory."""
         chance = Chance()
         best = self.once(chance)

@@ -24,8 +24,8 @@ _FOUND_OUT = ("batch_size", "weights", "batch_norm", "dropout", "half_weights")
 class Subject:
     """What is trained: a function that records it by a recipe on a kind of device, and its arguments."""
 
-    record: Callable[[Recipe, Personality], Recording]
-    """Called in a worker."""
+    record: Callable[..., Recording]
+    """Called in a worker with recipe and personality, and with `whole` for a model that is trained by a recipe."""
     title: str
     """The model's name."""
     workload: Workload

@@ -54,7 +54,8 @@ def measured_bytes(path, *words):
 def test_a_script_on_cpu_takes_what_is_predicted(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     path = written(tmp_path, TRAINS + LOOP)
-    _, estimate, _ = estimated(capsys, path, "--width", "4096", device="cpu")
+    _, estimate, err = estimated(capsys, path, "--width", "4096", device="cpu")
+    assert estimate is not None, err
     assert estimate["peak_allocated_bytes"] == pytest.approx(measured_bytes(path, "--width", "4096"), rel=0.02)
     assert estimate["parameters"] == 32 * 4096 + 4096 + 4096 * 4 + 4
 

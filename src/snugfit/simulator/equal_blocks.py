@@ -1,0 +1,151 @@
+"""Blocks that are alike are recorded a few times, and the recording of the whole model follows from that.
+
+A model of 32 equal layers does in each what it does in the others. It is recorded with three of them and with four; where
+the second recording is the first with one stretch more at some places, so is that of the whole model with many more
+(`recording/expansion.py`). Whatever does not fit is recorded whole: blocks that differ in anything but their number, recipes
+that choose among blocks, anything that the two recordings show and no rule covers. What is found so is the recording of the
+whole model to the last byte and the last operator, which the tests show for every configuration of the accuracy list.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+from torch import nn
+
+from snugfit.errors import SnugfitWarning
+from snugfit.fake_device.chance import Chance
+from snugfit.fake_device.personality import Personality
+from snugfit.recipe import Recipe
+from snugfit.recording.alike_stretches import NotAlike
+from snugfit.recording.expansion import Expansion
+from snugfit.recording.recording import Recording
+from snugfit.simulator.alike_modules import rows_alike
+from snugfit.techniques.blocks import find_blocks
+
+FEW = 3
+"""Blocks of the first recording; the second one has one more."""
+FEW_AWAY = 8
+"""The same where the inputs of blocks leave for the host: several are on their way at a time, and the first pass goes
+through each block twice."""
+_CONTAINERS = (nn.Sequential, nn.ModuleList)
+
+
+@dataclasses.dataclass(eq=False)
+class EqualBlocks:
+    """Neighbours in one container that are alike, and how many of them are there."""
+
+    container: nn.Module
+    """A `Sequential` or `ModuleList`."""
+    path: str
+    """Its path in the model."""
+    first: int
+    """Number of the first of the alike blocks."""
+    count: int
+    """How many there are."""
+    few: int = FEW
+    """How many the first recording has."""
+
+    @property
+    def worth(self) -> bool:
+        """Whether two short recordings are quicker than a whole one."""
+        return self.count > 2 * (self.few + 1)
+
+    def __post_init__(self) -> None:
+        self._children = dict(self.container._modules)
+
+    def paths(self, kept: int) -> list[str]:
+        """Returns the paths of all that is in the container with a number of the alike blocks kept."""
+        return [f"{self.path}.{name}" if self.path else name for name in self._kept(kept)]
+
+    def _kept(self, kept: int) -> dict[str, nn.Module | None]:
+        names, children = list(self._children), list(self._children.values())
+        gone = range(self.first + kept, self.first + self.count)
+        left = [number for number in range(len(children)) if number not in gone]
+        numbered = isinstance(self.container, nn.ModuleList) or all(name.isdigit() for name in names)
+        return {names[place] if numbered else names[number]: children[number] for place, number in enumerate(left)}
+
+    @contextmanager
+    def only(self, kept: int) -> Iterator[None]:
+        """The model has a number of the alike blocks while the context is open."""
+        self.container._modules = self._kept(kept)
+        try:
+            yield
+        finally:
+            self.container._modules = dict(self._children)
+
+
+def equal_blocks(
+    model: nn.Module, recipe: Recipe, personality: Personality, settings: Mapping[str, Any]
+) -> EqualBlocks | None:
+    """Returns the longest row of alike blocks; None where the model has none, or the run is recorded whole.
+
+    `settings`: training settings, of which some name modules.
+    """
+    if not personality.is_card or recipe.compile != "none" or _chooses(recipe, settings):
+        return None
+    containers = {name.rpartition(".")[0] for name in find_blocks(model)}
+    few = FEW_AWAY if recipe.offload_activations == "checkpoints" else FEW
+    rows = [
+        EqualBlocks(container, path, first, count, few)
+        for path, container in model.named_modules()
+        if path in containers and isinstance(container, _CONTAINERS)
+        for first, count in rows_alike(list(container.children()))
+    ]
+    longest = max(rows, key=lambda row: row.count, default=None)
+    if longest is None or not longest.worth or _used_elsewhere(model, longest.container):
+        return None
+    return longest
+
+
+def _chooses(recipe: Recipe, settings: Mapping[str, Any]) -> bool:
+    """Whether a recipe or the settings mean some of the blocks and not others."""
+    named = [recipe.checkpoint, recipe.offload_activations, recipe.adapter_targets, settings.get("freeze")]
+    words = [word for one in named for word in ((one,) if isinstance(one, str) else one or ())]
+    return any(letter.isdigit() or letter in "[?" for word in words for letter in str(word))
+
+
+def _used_elsewhere(model: nn.Module, container: nn.Module) -> bool:
+    """Whether something else in the model holds the container too, or weights that lie in it."""
+    inside, own = set(map(id, container.parameters())), set(map(id, container.modules()))
+    others = [module for module in model.modules() if id(module) not in own]
+    held = sum(child is container for module in others for child in module._modules.values())
+    return held > 1 or any(id(one) in inside for module in others for one in module._parameters.values())
+
+
+def recorded_by_few(
+    blocks: EqualBlocks, record: Callable[[Callable[[], AbstractContextManager[None]], Chance], Recording]
+) -> Recording | None:
+    """Returns the recording of the whole model from two short ones; None where it does not follow from them.
+
+    `record`: records the model, in a context that it may enter several times.
+    """
+    short: list[Recording] = []
+    told: list[list[str]] = []
+    chance = Chance()
+    for kept in (blocks.few, blocks.few + 1):
+        try:
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always", SnugfitWarning)
+                short.append(record(functools.partial(blocks.only, kept), chance))
+        except Exception:  # the whole recording tells what is wrong, or nothing is
+            return None
+        messages = (str(one.message) for one in caught if issubclass(one.category, SnugfitWarning))
+        told.append(list(dict.fromkeys(messages)))
+    one, other = short
+    # An answer that random numbers decide may be another one in each block.
+    if chance.alternatives() or told[0] != told[1] or (one.answered, one.same_on) != (other.answered, other.same_on):
+        return None
+    try:
+        expansion = Expansion(one.trace, other.trace, blocks.paths(blocks.few), blocks.paths(blocks.few + 1))
+        trace = expansion.trace(blocks.paths(blocks.count))
+    except NotAlike:
+        return None
+    for message in told[1]:
+        warnings.warn(message, SnugfitWarning, stacklevel=2)
+    return dataclasses.replace(other, trace=trace, blocks_left_out=blocks.count - blocks.few - 1)

@@ -1,0 +1,117 @@
+"""What follows from two short recordings is the whole one: every storage, every event, every operator."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import pytest
+from benchmarks.gpu.configurations import CONFIGURATIONS, Configuration
+from benchmarks.gpu.subjects import SUBJECTS
+
+from snugfit.errors import SnugfitError
+from snugfit.fake_device.personality import Personality
+from snugfit.recording.recording import Recording
+from snugfit.recording.trace import Trace
+from snugfit.simulator.given_training import record_given
+from snugfit.simulator.real_run import Refused
+from snugfit.workers.pool import shared_pool
+
+LAYERS = {
+    "vit_b_16": "num_layers",
+    "vit_l_16": "num_layers",
+    "deit_small": "depth",
+    "bert_base": "num_hidden_layers",
+    "bert_large": "num_hidden_layers",
+    "distilbert": "n_layers",
+    "deberta": "num_hidden_layers",
+    "gpt2": "n_layer",
+    "llama_1b": "num_hidden_layers",
+    "qwen3_0.6b": "num_hidden_layers",
+    "mixtral": "num_hidden_layers",
+    "t5_small": "num_layers",
+}
+"""Models that are a row of equal blocks -> how their builder calls the number of these."""
+DEPTH, DEEP = 10, 20
+"""Blocks that are more than twice as many as the longer of two short recordings has; and where that one has nine."""
+WHOLE = {
+    "adafactor": "each of its updates takes lists of tensors, as many as have one shape",
+    "every:": "the recipe chooses among the blocks",
+    "blocks:": "the recipe chooses among the blocks",
+    "vit_b_16 adapter=lora quantize=nf4": "a warning counts the matrices that are not packed",
+}
+"""Part of a configuration's name -> why it is recorded whole."""
+
+
+def deep(configuration: Configuration) -> Any:
+    """The configuration's small model, with more layers."""
+    make = SUBJECTS[configuration.subject].build
+    layers = DEEP if "offload_activations=checkpoints" in configuration.name else DEPTH
+    more = {LAYERS[configuration.subject]: layers}
+    assert isinstance(make, functools.partial)
+    if "sizes" in make.keywords:
+        return make.func("cpu", **{**make.keywords, "sizes": {"cpu": {**make.keywords["sizes"]["cpu"], **more}}})
+    return make.func("cpu", **{**make.keywords, "cpu": {**make.keywords["cpu"], **more}})
+
+
+def numbered(trace: Trace) -> Trace:
+    """The trace with its streams numbered from 0: torch numbers them over all runs of a process."""
+    known: dict[int, int] = {}
+
+    def rows(given: Any) -> Any:
+        return tuple(row._replace(stream=known.setdefault(row.stream, len(known))) for row in given)
+
+    return dataclasses.replace(
+        trace, storages=rows(trace.storages), workspaces=rows(trace.workspaces), runs=rows(trace.runs)
+    )
+
+
+def recorded(configuration: Configuration, *, whole: bool) -> Recording | str:
+    """The recording of a configuration, or what stands in its way. In a worker."""
+    import torch
+
+    run = configuration.run("cpu")
+    with torch.device("meta"):
+        model, batch = deep(configuration), run.batch()
+    card, how = Personality(capability=(8, 0)), {"evaluate": run.evaluate, "whole": whole}
+    try:
+        found: Recording = record_given(model, batch, dict(run.arguments), run.recipe, card, **how)
+    except (SnugfitError, Refused) as error:
+        return str(error)
+    return found
+
+
+def both(configuration: Configuration) -> tuple[int, list[str]] | None:
+    """Records a configuration by a few blocks and whole: the blocks that were left out, and what differs. In a worker.
+
+    None where it cannot be simulated either way.
+    """
+    short, long = (recorded(configuration, whole=whole) for whole in (False, True))
+    if isinstance(short, str) or isinstance(long, str):
+        assert short == long
+        return None
+    found = differing(numbered(short.trace), numbered(long.trace))
+    found += differing(
+        dataclasses.replace(short, trace=long.trace), dataclasses.replace(long, blocks_left_out=short.blocks_left_out)
+    )
+    return short.blocks_left_out, found
+
+
+def differing(one: Any, other: Any) -> list[str]:
+    """The fields in which two records differ."""
+    return [field.name for field in dataclasses.fields(one) if getattr(one, field.name) != getattr(other, field.name)]
+
+
+@pytest.mark.parametrize(
+    "configuration", [one for one in CONFIGURATIONS if one.subject in LAYERS], ids=lambda one: one.name
+)
+def test_short_recordings_give_the_whole_one(configuration: Configuration) -> None:
+    for package in configuration.packages:
+        pytest.importorskip(package)
+    compared = shared_pool().call(both, configuration)
+    if compared is None:
+        pytest.skip("it cannot be simulated at this size, with fewer blocks or with all")
+    left_out, differences = compared
+    assert differences == []
+    assert (left_out > 0) != any(part in configuration.name for part in WHOLE)
