@@ -165,6 +165,11 @@ class Recorder(RankOperators, DirectMode):
         self._builder.mark(name, entered, self.step)
 
     @property
+    def events(self) -> int:
+        """How many events were recorded so far."""
+        return len(self._builder)
+
+    @property
     def phase(self) -> str:
         """The phase of the run: as marked, else as autograd and the optimizer show it."""
         return self._marks[-1] if self._marks else self._state

@@ -59,6 +59,11 @@ class EqualBlocks:
     def __post_init__(self) -> None:
         self._children = dict(self.container._modules)
 
+    @property
+    def modules(self) -> list[nn.Module]:
+        """The alike blocks."""
+        return list(self.container.children())[self.first : self.first + self.count]
+
     def paths(self, kept: int) -> list[str]:
         """Returns the paths of all that is in the container with a number of the alike blocks kept."""
         return [f"{self.path}.{name}" if self.path else name for name in self._kept(kept)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import functools
 import gc
 import itertools
 from collections.abc import Callable, Mapping
@@ -20,11 +21,13 @@ from snugfit.fake_device.compiled import compiled_on_fakes
 from snugfit.fake_device.materialise import Materialiser
 from snugfit.fake_device.personality import Personality
 from snugfit.fake_device.ranks import one_of
+from snugfit.fake_device.record import record
 from snugfit.phases import phase
 from snugfit.recipe import Recipe
 from snugfit.recording.recording import Recording
 from snugfit.simulator.batches import EvaluationBatches, batch_share, longest
-from snugfit.simulator.equal_blocks import equal_blocks, recorded_by_few
+from snugfit.simulator.between_blocks import BetweenBlocks
+from snugfit.simulator.equal_blocks import EqualBlocks, equal_blocks, recorded_by_few
 from snugfit.simulator.pieces import FewerPieces, repeats
 from snugfit.simulator.real_run import NotTried
 from snugfit.simulator.session import CARD, Session, switchable
@@ -186,8 +189,20 @@ class GivenTraining(Session):
         # An optimizer that came as an object has the weights of all blocks; several processes pack gradients over them.
         may = not self.every_block and not self.optimizers and self.workload.ranks == 1
         blocks = equal_blocks(self.model, self.recipe, self.personality, self.given) if may else None
-        recording = None if blocks is None else recorded_by_few(blocks, self._with)
-        return recording or super().costliest()
+        if blocks is not None and self._same_between(blocks):
+            recording = recorded_by_few(blocks, self._with)
+            if recording is not None:
+                return recording
+        return super().costliest()
+
+    def _same_between(self, blocks: EqualBlocks) -> bool:
+        between = BetweenBlocks(blocks, self.shares[0], self.given.get("forward"), self.personality.device)
+        self.begin_anew()
+        try:
+            seen = record(functools.partial(between.run, self.model), self.personality, self.captured(), self.assume)
+        except Exception:  # the whole recording says what is wrong, if anything is
+            return False
+        return between.alike(seen.trace)
 
     def _with(self, blocks: Callable[[], AbstractContextManager[None]], chance: Chance) -> Recording:
         self.shortened = blocks

@@ -137,17 +137,24 @@ class Session(ABC):
 
     def once(self, chance: Chance) -> Recording:
         """Records the session from its beginning, whatever was recorded before."""
-        take_over(self.model)
-        self._restore()
-        collectives.forget_shares(self.model)
-        captured = captured_tensors(skeleton.arrived(), self.model, self.batches, *self.known())
+        self.begin_anew()
 
         def run(recorder: Any) -> None:
             self.build(recorder)
             self.train(recorder)
 
         with self.shortened():
-            return record(run, self.personality, captured, self.assume, chance)
+            return record(run, self.personality, self.captured(), self.assume, chance)
+
+    def begin_anew(self) -> None:
+        """Makes model and optimizers what they were when they came."""
+        take_over(self.model)
+        self._restore()
+        collectives.forget_shares(self.model)
+
+    def captured(self) -> list[torch.Tensor]:
+        """Returns the tensors that code holds besides model, batches and what is known."""
+        return captured_tensors(skeleton.arrived(), self.model, self.batches, *self.known())
 
     def costliest(self) -> Recording:
         """Records with the likelier answer to random conditions, then with the others; keeps what takes most memory."""
