@@ -10,7 +10,7 @@ SPLIT = -n 2 --dist worksteal
 # hundreds of processes that tests start read what the first has compiled, also where a shell forbids to write that down
 TESTED = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=$(THREADS) $(RUN) -m pytest
 
-.PHONY: demo demo-gpus ranks-matrix test test-fast test-card card-mutants slow-tests test-torch check gpu bench docs clean
+.PHONY: demo demo-gpus matrices test test-fast test-card card-mutants slow-tests test-torch check gpu bench docs clean
 
 demo: $(VENV)/.demo  ## the ladder on real data: plain training against every technique, measured
 	$(RUN) -m snugfit ladder examples/digits_vit.py:model --data digits --out runs/demo --overwrite \
@@ -36,8 +36,8 @@ test-card: $(VENV)/.dev  ## what needs a card, on the pretend card (or a GPU, wh
 card-mutants: $(VENV)/.dev  ## takes out each wait and event of the copying code, and says which the tests notice
 	OMP_NUM_THREADS=1 $(RUN) tests/card_mutants.py --write
 
-ranks-matrix: $(VENV)/.dev  ## every model of the matrix by every way to share it out, on 2, 3 and 4 processes
-	WHOLE_MATRIX=1 $(TESTED) tests/cpu/techniques/test_ranks_matrix.py
+matrices: $(VENV)/.dev  ## every model by every way to share it out, and every configuration by short recordings
+	WHOLE_MATRIX=1 $(TESTED) tests/cpu/techniques/test_ranks_matrix.py tests/cpu/simulator/test_equal_blocks.py
 
 test-torch:  ## the whole test suite with another torch, in an environment of its own: make test-torch VERSION=2.11.0
 	@test -n "$(VERSION)" || { echo "say which torch: make test-torch VERSION=2.11.0" >&2; exit 2; }

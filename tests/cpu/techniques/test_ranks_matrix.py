@@ -41,7 +41,7 @@ def _check(case, alone, found, shard):
 ONCE = [(2, ("none", "gradients")), (3, ("full",))]
 """What all models go through: three processes cut what two divide evenly."""
 WHOLE = [(2, ("none", "gradients", "full", "hybrid:2")), (3, ("none", "gradients", "full")), (4, ("hybrid:2",))]
-"""Every way on every number of processes that has it: `make ranks-matrix`."""
+"""Every way on every number of processes that has it: `make matrices`."""
 
 
 @pytest.mark.parametrize(("world", "shards"), WHOLE if os.environ.get("WHOLE_MATRIX") else ONCE)
