@@ -16,6 +16,8 @@ import torch
 from snugfit.fake_device.operator_costs import tensors_in
 from snugfit.fake_device.operator_truth import new_tensors
 from snugfit.fake_device.recorder import Recorder
+from snugfit.fake_device.replaced import Change
+from snugfit.private_torch import FakeTensor
 
 _aten = torch.ops.aten
 _DRAW = {_aten.arange, _aten.randperm, _aten.randint}
@@ -42,6 +44,23 @@ class ScriptRecorder(Recorder):  # type: ignore[no-untyped-call]
         for tensor in new_tensors(result, {tensor.untyped_storage()._cdata for tensor in given}):
             self._ledger.see(tensor, operator=str(func), module=module, phase=self.phase, stream=self._stream)
         return result
+
+
+def copies() -> list[Change]:
+    """Returns the replacement that lets fake tensors be copied deeply, as clones of layers and averages of weights are."""
+    original = torch.Tensor.__deepcopy__
+
+    def copied(tensor: torch.Tensor, memo: dict[int, Any]) -> Any:
+        if type(tensor) is not FakeTensor:
+            return original(tensor, memo)
+        if id(tensor) not in memo:
+            wanted = tensor.requires_grad
+            new = tensor.detach().clone()
+            is_weight = isinstance(tensor, torch.nn.Parameter)
+            memo[id(tensor)] = torch.nn.Parameter(new, wanted) if is_weight else new.requires_grad_(wanted)
+        return memo[id(tensor)]
+
+    return [(torch.Tensor, "__deepcopy__", copied)]
 
 
 def _stays_real(func: Any, args: Sequence[Any], kwargs: dict[str, Any], given: Sequence[torch.Tensor]) -> bool:

@@ -152,11 +152,24 @@ def _exists(path: Any) -> bool:
 
 
 def _without_values(nothing: Callable[..., None]) -> list[Change]:
-    """Writers of tensors: there are no values to write."""
+    """Writers of tensors, which have no values to write; what torch saved in this run, it loads."""
     import safetensors.torch
     import torch
 
-    return [(torch, "save", nothing), *((safetensors.torch, name, nothing) for name in ("save_file", "save_model"))]
+    load, kept = torch.load, dict[Any, Any]()
+
+    def key(file: Any) -> Any:
+        name = getattr(file, "name", file)
+        return os.path.abspath(name) if isinstance(name, str | os.PathLike) else id(file)  # noqa: PTH100 as above
+
+    def save(saved: Any, f: Any, *_: Any, **__: Any) -> None:
+        kept[key(f)] = saved
+
+    def loaded(f: Any, *args: Any, **kwargs: Any) -> Any:
+        return kept[key(f)] if key(f) in kept else load(f, *args, **kwargs)
+
+    writers = [(safetensors.torch, name, nothing) for name in ("save_file", "save_model")]
+    return [(torch, "save", save), (torch, "load", loaded), *writers]
 
 
 @contextmanager

@@ -68,7 +68,7 @@ def record_script(path: Path, arguments: Sequence[str], assume: Assumptions, per
     """Records the first steps of a script; runs in a worker."""
     from snugfit.fake_device.record import record
     from snugfit.fake_device.says_cuda import code_says_cuda
-    from snugfit.fake_device.script_recorder import ScriptRecorder
+    from snugfit.fake_device.script_recorder import ScriptRecorder, copies
     from snugfit.recording.experts import expert_modules
     from snugfit.simulator.harmless import harmless
     from snugfit.simulator.session import without_logs
@@ -78,7 +78,7 @@ def record_script(path: Path, arguments: Sequence[str], assume: Assumptions, per
     with ExitStack() as around:
         watched.begin(around)
         around.enter_context(harmless())
-        around.enter_context(replaced(watched.shorter_loaders()))
+        around.enter_context(replaced([*watched.shorter_loaders(), *copies()]))
         around.enter_context(code_says_cuda() if personality.is_card else replaced(_no_accelerator()))
         run = functools.partial(watched.run, path, arguments)
         recording = record(run, personality, (), assume, kind=ScriptRecorder)

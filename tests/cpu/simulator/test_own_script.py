@@ -74,6 +74,24 @@ def test_a_device_object_says_cuda(tmp_path, capsys):
     assert estimated(capsys, path)[0] == 0
 
 
+def test_layers_that_are_copied_are_weights(tmp_path, capsys):
+    copied = """
+import copy
+layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
+body = nn.TransformerEncoder(layer, 6)
+model = nn.Sequential(body, nn.Linear(32, 4)).to(device)
+average = copy.deepcopy(model)
+optimizer = torch.optim.AdamW(model.parameters())
+"""
+    body = LOOP.replace("torch.randn(640, 32)", "torch.randn(640, 5, 32)").replace(
+        "model(x.to(device))", "model(x.to(device))[:, 0]"
+    )
+    _, estimate, err = estimated(capsys, written(tmp_path, TRAINS + copied + body))
+    assert estimate is not None, err
+    one = 4 * 32 * 32 + 4 * 32 + 2 * 32 * 64 + 64 + 32 + 4 * 32
+    assert estimate["parameters"] == 6 * one + 32 * 4 + 4
+
+
 def test_the_evaluation_behind_an_epoch_is_seen(tmp_path, capsys):
     evaluation = """
     with torch.no_grad():
@@ -105,6 +123,7 @@ assert open("kept.txt").read() == "keptmore"
 os.remove("kept.txt")
 shutil.rmtree("folder")
 torch.save(model.state_dict(), "out/model.pt")
+model.load_state_dict(torch.load("out/model.pt"))
 for attempt in (lambda: socket.create_connection(("127.0.0.1", 9)), lambda: subprocess.run(["touch", "made"])):
     try:
         attempt()
