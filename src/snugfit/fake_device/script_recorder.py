@@ -52,7 +52,7 @@ def copies() -> list[Change]:
 
     def copied(tensor: torch.Tensor, memo: dict[int, Any]) -> Any:
         if type(tensor) is not FakeTensor:
-            return original(tensor, memo)
+            return original(tensor, memo)  # type: ignore[no-untyped-call]
         if id(tensor) not in memo:
             wanted = tensor.requires_grad
             new = tensor.detach().clone()

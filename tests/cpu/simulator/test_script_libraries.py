@@ -1,0 +1,68 @@
+"""Scripts that train by a library's loop, unchanged: predicted on cpu, and taken through the same steps for real."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+ACCELERATE = """
+import torch
+from torch import nn
+from accelerate import Accelerator
+accelerator = Accelerator(gradient_accumulation_steps=2)
+model = nn.Sequential(nn.Linear(64, 2048), nn.GELU(), nn.Linear(2048, 10))
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+data = torch.utils.data.TensorDataset(torch.randn(2048, 64), torch.randint(0, 10, (2048,)))
+loader = torch.utils.data.DataLoader(data, batch_size=128, shuffle=True, num_workers=4)
+model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+for epoch in range(20):
+    for x, y in loader:
+        with accelerator.accumulate(model):
+            accelerator.backward(nn.functional.cross_entropy(model(x), y))
+            accelerator.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+    accelerator.save_state("states")
+"""
+TRAINER = """
+import torch
+from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
+
+class Texts(torch.utils.data.Dataset):
+    def __len__(self):
+        return 640
+
+    def __getitem__(self, number):
+        ids = torch.arange(64) % 100
+        return {"input_ids": ids, "attention_mask": torch.ones(64, dtype=torch.long), "labels": number % 2}
+
+sizes = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 256, "vocab_size": 100}
+model = BertForSequenceClassification(BertConfig(**sizes))
+arguments = TrainingArguments("out", per_device_train_batch_size=16, eval_strategy="epoch", save_strategy="epoch", report_to=[])
+trainer = Trainer(model=model, args=arguments, train_dataset=Texts(), eval_dataset=Texts())
+trainer.train()
+"""
+
+
+def document(words, folder):
+    """The JSON document of a command, run as a user's shell would."""
+    paths = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
+    line = [sys.executable, "-m", "snugfit", *words]
+    done = subprocess.run(line, cwd=folder, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": paths})
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize(("library", "script"), [("accelerate", ACCELERATE), ("transformers", TRAINER)])
+def test_a_library_s_loop_takes_what_is_predicted(library, script, tmp_path):
+    pytest.importorskip(library)
+    (tmp_path / "train.py").write_text(script)
+    predicted = document(["estimate", "--device", "cpu", "--json", "train.py"], tmp_path)
+    real = ["--steps", "1000", str(ROOT / "benchmarks" / "real_script.py"), "train.py"]
+    measured = document(["profile", "--json", "--no-advice", *real], tmp_path)
+    assert predicted["peak_allocated_bytes"] == pytest.approx(measured["allocator_peak_bytes"], rel=0.005)
+    assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
