@@ -8,7 +8,6 @@ Libraries that write by code of their own in C (databases, pyarrow) are not seen
 from __future__ import annotations
 
 import builtins
-import contextlib
 import io
 import multiprocessing.process
 import os
@@ -208,22 +207,32 @@ _hooked = False
 def _begin_to_guard() -> None:
     global _hooked
     if not _hooked:
-        sys.addaudithook(_audit)
+        sys.addaudithook(_audit_hook(_guard))
         _hooked = True
 
 
-def _audit(event: str, args: tuple[Any, ...]) -> None:
-    """Refuses what is written past the folder, sent or started."""
-    if not _guard:
-        return
-    if event == "open":
-        path, _, flags = args
-        if isinstance(flags, int) and flags & _WRITING and path is not None and not _guard[-1].may_write(path):
-            raise PermissionError(f"{path} is not written in an estimate")
-    elif event in ("socket.connect", "socket.sendto"):
-        if not isinstance(args[1], str | bytes):  # those are sockets of this machine
-            raise ConnectionRefusedError("nothing is sent in an estimate")
-    elif event in ("subprocess.Popen", "os.system", "os.exec", "os.fork", "os.forkpty", "os.posix_spawn"):
-        with contextlib.suppress(Exception):
-            sys.stderr.write(f"snugfit: a program is not started in an estimate: {args[0] if args else event}\n")
-        raise PermissionError("no program is started in an estimate")
+def _audit_hook(guard: list[_Aside]) -> Callable[[str, tuple[Any, ...]], None]:
+    """Returns what refuses what is written past the folder, sent or started.
+
+    It outlives this module when Python ends, so that everything it uses is its own.
+    """
+    writing, refused = _WRITING, frozenset(_STARTING)
+    network = ("socket.connect", "socket.sendto")
+
+    def audit(event: str, args: tuple[Any, ...]) -> None:
+        if not guard:
+            return
+        if event == "open":
+            path, _, flags = args
+            if isinstance(flags, int) and flags & writing and path is not None and not guard[-1].may_write(path):
+                raise PermissionError(f"{path} is not written in an estimate")
+        elif event in network:
+            if not isinstance(args[1], str | bytes):  # those are sockets of this machine
+                raise ConnectionRefusedError("nothing is sent in an estimate")
+        elif event in refused:
+            raise PermissionError(f"no program is started in an estimate: {args[0] if args else event}")
+
+    return audit
+
+
+_STARTING = ("subprocess.Popen", "os.system", "os.exec", "os.fork", "os.forkpty", "os.posix_spawn")

@@ -42,7 +42,8 @@ class Texts(torch.utils.data.Dataset):
 
 sizes = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 256, "vocab_size": 100}
 model = BertForSequenceClassification(BertConfig(**sizes))
-arguments = TrainingArguments("out", per_device_train_batch_size=16, eval_strategy="epoch", save_strategy="epoch", report_to=[])
+each = {"eval_strategy": "epoch", "save_strategy": "epoch"}
+arguments = TrainingArguments("out", per_device_train_batch_size=16, report_to=[], **each)
 trainer = Trainer(model=model, args=arguments, train_dataset=Texts(), eval_dataset=Texts())
 trainer.train()
 """
