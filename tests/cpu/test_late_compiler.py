@@ -161,3 +161,20 @@ print("ok")
 """
     )
     assert "ok" in said
+
+
+def test_a_recording_asks_for_the_compiler_and_begins_again():
+    ran(
+        START + "with late_compiler.not_loaded_within():\n"
+        "    try:\n        torch._dynamo.reset()\n    except late_compiler.CompilerNeeded:\n        pass\n"
+        "    else:\n        raise AssertionError('it was loaded')\n"
+        "assert not loaded()\nlate_compiler.load()\nassert loaded()\n"
+    )
+
+
+def test_what_a_library_compiles_when_it_is_imported_is_compiled_when_it_is_called():
+    ran(
+        START + "with late_compiler.compiling_late():\n"
+        "    twice = torch.compile(lambda x: x * 2, backend='eager')\n"
+        "assert not loaded()\nassert twice(torch.ones(2)).tolist() == [2, 2] and loaded()\n"
+    )

@@ -87,7 +87,8 @@ def test_each_name_has_a_test():
         elif isinstance(node, ast.AnnAssign):
             names.add(node.target.id)
     public = {name for name in names if not name.startswith("_")}
-    here = set(re.findall(r"\b\w+\b", Path(__file__).read_text(encoding="utf-8")))
+    files = [Path(__file__), Path(__file__).with_name("test_late_compiler.py")]
+    here = {word for file in files for word in re.findall(r"\b\w+\b", file.read_text(encoding="utf-8"))}
     assert sorted(public - here) == []
 
 

@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils._pytree import tree_flatten, tree_map
 
 from snugfit.fake_device.materialise import Materialiser
+from snugfit.private_torch import tree_leaves, tree_map
 from snugfit.recording.trace import ALLOC, FREE, Trace
 from snugfit.techniques.base import WrappedForward
 from snugfit.training.model_call import Forward, output_of
@@ -85,11 +85,10 @@ def _is_tensor(value: Any) -> bool:
 
 def _words(args: Any, kwargs: Any) -> tuple[Any, ...]:
     """What a block was called with: shapes and dtypes of tensors, plain values as they are, classes of all else."""
-    leaves, _ = tree_flatten((args, kwargs))
     plain = (int, float, str, bool, type(None))
     shapes = [
         (tuple(part.shape), str(part.dtype)) if _is_tensor(part) else part if isinstance(part, plain) else type(part)
-        for part in leaves
+        for part in tree_leaves((args, kwargs))
     ]
     return tuple(shapes)
 

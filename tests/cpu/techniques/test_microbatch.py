@@ -13,7 +13,7 @@ import snugfit
 from snugfit import InputError, Recipe
 from snugfit.errors import SnugfitWarning
 from snugfit.techniques.batches import loss_weights, map_tensors, split_batch
-from snugfit.training.passes import one_by_one
+from snugfit.training.order import one_by_one
 
 Pair = namedtuple("Pair", ["inputs", "labels"])
 
