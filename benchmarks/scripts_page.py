@@ -11,13 +11,13 @@ def scripts_table(results: dict[str, Any]) -> str:
     """A row a script: predicted and measured on cpu, predicted on a card."""
     lines = ["| script | predicted on cpu | measured | apart | on an rtx-4090 |", "|---|---|---|---|---|"]
     for row in results["rows"].values():
-        name = f"{row['repository']} `{row['script']} {row['words']}`".replace(" `", " `").strip()
+        name = f"{row['repository']} `{' '.join(filter(None, (row['script'], row['words'])))}`"
         if row["predicted_bytes"] is None:
-            lines.append(f"| {name} | {row['said']} | | | |")
+            lines.append(f"| {name} | not answered: {row['said'].removeprefix('snugfit: ')} | | | |")
             continue
         apart, card = "", format_bytes(row["card_bytes"]) if row["card_bytes"] else row["said"]
         if row["measured_bytes"]:
-            apart = f"{100 * (row['predicted_bytes'] / row['measured_bytes'] - 1):+.1f} %"
+            apart = f"{100 * (row['predicted_bytes'] / row['measured_bytes'] - 1):+.4f} %"
         sizes = [format_bytes(row[f"{which}_bytes"] or 0) for which in ("predicted", "measured")]
         lines.append("| " + " | ".join([name, *sizes, apart, card]) + " |")
     machine = results["machine"]
