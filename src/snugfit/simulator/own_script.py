@@ -186,6 +186,8 @@ class WatchedScript:
         recorder = self._recorder
         if recorder is None or recorder.modules.stack:
             return
+        if next(module.parameters(), None) is None:  # a loss function, say, or a transform of a data set
+            return
         self._calls += 1
         if self._calls > MOST_CALLS and not self.steps:
             raise InputError(
@@ -198,8 +200,6 @@ class WatchedScript:
         from snugfit.simulator.batches import shape_in_words
         from snugfit.techniques.blocks import find_blocks
 
-        if next(module.parameters(), None) is None:  # a loss function, say
-            return
         prefix = type(module).__name__ if self._models else ""
         self._models.append(weakref.ref(module))
         self.block_names += [".".join(filter(None, (prefix, name))) for name in find_blocks(module)]

@@ -74,6 +74,13 @@ def test_a_device_object_says_cuda(tmp_path, capsys):
     assert estimated(capsys, path)[0] == 0
 
 
+def test_transforms_of_the_data_are_no_models(tmp_path, capsys):
+    many = "changed = nn.ReLU()\nfor number in range(2001):\n    changed(torch.tensor([1.0, number]))\n"
+    code, estimate, err = estimated(capsys, written(tmp_path, TRAINS + many + LOOP))
+    assert code == 0, err
+    assert estimate["parameters"] == 32 * 256 + 256 + 256 * 4 + 4
+
+
 def test_layers_that_are_copied_are_weights(tmp_path, capsys):
     copied = """
 import copy
