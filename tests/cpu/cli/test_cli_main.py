@@ -52,7 +52,7 @@ def test_no_command_says_what_to_type_first(capsys):
     out, err = capsys.readouterr()
     assert out == "" and err.startswith("snugfit: ")
     commands = [line.split("     ")[0].split()[1:] for line in err.splitlines() if line.startswith("  snugfit ")]
-    assert [words[0] for words in commands] == ["estimate", "plan", "train"]
+    assert [words[0] for words in commands] == ["estimate", "estimate", "plan", "train"]
     for words in commands:
         assert parse(words).run
 
