@@ -53,6 +53,8 @@ class Recorder(RankOperators, DirectMode):
 
     answers: type[ReadValues] = ReadValues
     """Answers questions about values."""
+    names: type[ModulePath] = ModulePath
+    """Knows which module runs."""
 
     def __init__(
         self, personality: Personality, assumptions: Assumptions | None = None, builder: TraceBuilder | None = None
@@ -68,7 +70,7 @@ class Recorder(RankOperators, DirectMode):
         """Questions about values that were answered although fake tensors have none; for the report."""
         self.card = CardQuestions(personality.capability)
         """Answers about the card; knows on which generations the recording is the same."""
-        self.modules = ModulePath()
+        self.modules = self.names()
         self._plans: dict[Any, OperatorPlans] = {}
         self._cuda = personality.is_card
         self._builder = builder if builder is not None else TraceBuilder()
@@ -134,9 +136,9 @@ class Recorder(RankOperators, DirectMode):
         """Takes the tensors that the step's code holds besides model and batch; call it before the recording."""
         self._captured = Captured(self._factory, self.personality.device, captured)
 
-    def watch(self, model: torch.nn.Module, prefix: str = "") -> None:
-        """Takes the names of a model's modules (behind `prefix`), and its fake parameters and buffers as weights."""
-        self.modules.watch(model, prefix)
+    def watch(self, model: torch.nn.Module) -> None:
+        """Takes the names of a model's modules, and its fake parameters and buffers as weights."""
+        self.modules.watch(model)
         self._claims.watch(model)
         if not self._cuda:  # on a card only what is used goes there; in this memory it is as soon as the model is
             self._take_captured([one.value for one in held_values(model).values()], {}, "")

@@ -17,6 +17,7 @@ from snugfit.fake_device.operator_costs import tensors_in
 from snugfit.fake_device.operator_truth import new_tensors
 from snugfit.fake_device.recorder import Recorder
 from snugfit.fake_device.replaced import Change
+from snugfit.measure.seen_modules import SeenModules
 from snugfit.private_torch import FakeTensor
 
 _aten = torch.ops.aten
@@ -29,7 +30,9 @@ _REAL = (torch.Tensor, torch.nn.Parameter)
 
 
 class ScriptRecorder(Recorder):  # type: ignore[no-untyped-call]
-    """A recorder that lets data be data."""
+    """A recorder that lets data be data, and meets models that nobody introduced."""
+
+    names = SeenModules
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None

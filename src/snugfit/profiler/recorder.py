@@ -25,9 +25,9 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from snugfit import private_torch
 from snugfit.attributes import attributes_set
 from snugfit.device_kinds import CUDA
+from snugfit.measure.seen_modules import SeenModules
 from snugfit.measure.storage_ledger import StorageLedger
 from snugfit.private_torch import TorchDispatchMode, current_mode, current_node, on_storage_resize
-from snugfit.profiler.modules import SeenModules
 from snugfit.profiler.temporaries import OperatorMark, with_temporaries
 from snugfit.profiler.truth import CpuTruth, CudaTruth
 from snugfit.recording.trace import Trace, TraceBuilder

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 import sys
 import types
 import weakref
@@ -69,7 +68,6 @@ def record_script(path: Path, arguments: Sequence[str], assume: Assumptions, per
     from snugfit.fake_device.record import record
     from snugfit.fake_device.says_cuda import code_says_cuda
     from snugfit.fake_device.script_recorder import ScriptRecorder, copies
-    from snugfit.recording.experts import expert_modules
     from snugfit.simulator.harmless import harmless
     from snugfit.simulator.session import without_logs
 
@@ -82,7 +80,6 @@ def record_script(path: Path, arguments: Sequence[str], assume: Assumptions, per
         around.enter_context(code_says_cuda() if personality.is_card else replaced(_no_accelerator()))
         run = functools.partial(watched.run, path, arguments)
         recording = record(run, personality, (), assume, kind=ScriptRecorder)
-    weights = watched.weights()
     if personality.is_card and not any(row.place == "device" for row in recording.trace.storages):
         watched.notes.append(
             f"{path} puts nothing on the card: as it was called it trains on the host, which has all of it."
@@ -93,9 +90,9 @@ def record_script(path: Path, arguments: Sequence[str], assume: Assumptions, per
         steps=watched.steps,
         batch_shape=watched.batch_shape,
         block_names=tuple(watched.block_names),
-        weight_bytes=weights,
+        weight_bytes=watched.weight_bytes,
         parameters=watched.parameters,
-        expert_modules=tuple(itertools.chain.from_iterable(map(expert_modules, watched.models()))),
+        expert_modules=tuple(watched.expert_modules),
     )
 
 
@@ -110,8 +107,9 @@ class WatchedScript:
         """What a reader of the estimate must know."""
         self.batch_shape = ""
         self.block_names: list[str] = []
+        self.expert_modules: list[str] = []
+        self.weight_bytes: dict[str, int] = {}
         self.parameters = 0
-        self._models: list[weakref.ref[torch.nn.Module]] = []
         self._counts: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._recorder: Any = None
         self._around = ExitStack()
@@ -166,21 +164,6 @@ class WatchedScript:
                 f"function: {path}:FUNCTION."
             )
 
-    def models(self) -> list[torch.nn.Module]:
-        """Returns the models that are still alive."""
-        return [model for model in (ref() for ref in self._models) if model is not None]
-
-    def weights(self) -> dict[str, int]:
-        """Returns the bytes of the weights by the module that owns them, and counts the parameters."""
-        found: dict[str, int] = {}
-        for number, model in enumerate(self.models()):
-            prefix = type(model).__name__ if number else ""
-            for name, parameter in model.named_parameters():
-                owner = ".".join(filter(None, (prefix, name.rpartition(".")[0])))
-                found[owner] = found.get(owner, 0) + parameter.numel() * parameter.element_size()
-                self.parameters += parameter.numel()
-        return found
-
     def _entered(self, module: torch.nn.Module, inputs: tuple[Any, ...]) -> None:
         """Names a model that is called from outside of all modules for the first time."""
         recorder = self._recorder
@@ -197,14 +180,19 @@ class WatchedScript:
             )
         if recorder.modules.knows(module):
             return
+        from snugfit.recording.experts import expert_modules
         from snugfit.simulator.batches import shape_in_words
-        from snugfit.techniques.blocks import find_blocks
+        from snugfit.simulator.session import weights_of
 
-        prefix = type(module).__name__ if self._models else ""
-        self._models.append(weakref.ref(module))
-        self.block_names += [".".join(filter(None, (prefix, name))) for name in find_blocks(module)]
+        recorder.watch(module)
+        # Taken down here and now: the model is gone when the script has ended.
+        found = weights_of(module, recorder.modules.name_of(module))
+        for owner, size in found["weight_bytes"].items():
+            self.weight_bytes[owner] = self.weight_bytes.get(owner, 0) + size
+        self.parameters += found["parameters"]
+        self.expert_modules += expert_modules(module)
+        self.block_names = recorder.modules.block_names
         self.batch_shape = self.batch_shape or shape_in_words([inputs])
-        recorder.watch(module, prefix)
 
     def _before_step(self, optimizer: Any, *_: Any) -> None:
         if self._counts.get(optimizer, 0) >= STEPS:

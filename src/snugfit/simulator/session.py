@@ -104,7 +104,7 @@ class Session(ABC):
             "expert_modules": expert_modules(self.model),
             "batch_shape": shape_in_words(self.batches),
             "batches": len(self.batches),
-            **_weights(self.model),
+            **weights_of(self.model),
         }
         dense = without_sparse_gradients(self.model)
         without_logs()
@@ -213,11 +213,12 @@ def _refused(error: Exception, model: torch.nn.Module, personality: Personality)
     return Refused(error, f"{line_of(error)}{module}", on_card=personality.kind != "cpu")
 
 
-def _weights(model: torch.nn.Module) -> dict[str, Any]:
+def weights_of(model: torch.nn.Module, prefix: str = "") -> dict[str, Any]:
+    """Returns the bytes of a model's weights by the module that owns them (names behind `prefix`), and their number."""
     found: dict[str, int] = {}
     count = 0
     for name, parameter in model.named_parameters():
-        owner = name.rpartition(".")[0]
+        owner = ".".join(filter(None, (prefix, name.rpartition(".")[0])))
         found[owner] = found.get(owner, 0) + parameter.numel() * parameter.element_size()
         count += parameter.numel()
     return {"weight_bytes": found, "parameters": count}
