@@ -19,6 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks.llama_shapes import LLAMA_8B, LLAMA_70B
 from benchmarks.results_file import write
 from snugfit.devices import device_named
 from snugfit.fake_device.personality import Personality
@@ -32,16 +33,6 @@ from snugfit.workload import Workload
 
 REPEATS = 5
 CARD = "h100-80gb"
-LLAMA_8B = {
-    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 4096, "intermediate_size": 14336,
-    "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256,
-    "max_position_embeddings": 8192, "rms_norm_eps": 1e-5, "tie_word_embeddings": False,
-}  # fmt: skip
-"""The published shape of Llama 3 8B."""
-LLAMA_70B = {
-    **LLAMA_8B, "hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80, "num_attention_heads": 64,
-}  # fmt: skip
-"""The published shape of Llama 3 70B."""
 DEPTHS = (8, 16, 32, 64, 128)
 
 

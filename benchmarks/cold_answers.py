@@ -23,16 +23,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from benchmarks.llama_shapes import LLAMA_8B
 from benchmarks.results_file import RESULTS, machine
 
 ROOT = RESULTS.parents[1]
 REPEATS = 3
-LLAMA_8B = {
-    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 4096, "intermediate_size": 14336,
-    "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256,
-    "max_position_embeddings": 8192, "rms_norm_eps": 1e-5, "tie_word_embeddings": False,
-}  # fmt: skip
-"""The published shape of Llama 3 8B."""
 _TEXT = "hf:8b.json --task causal-lm --seq-len 2048 --batch-size 1 --precision bf16-true"
 ESTIMATES = {
     "vit_l_16": "torchvision:vit_l_16 --optimizer adam --batch-size 64",

@@ -34,6 +34,7 @@ import torch
 import torch.nn.functional as F
 
 import snugfit
+from llama_shapes import LLAMA_8B, LLAMA_70B
 from results_file import RESULTS, machine, write
 from snugfit.recipe import Recipe
 from snugfit.recording.replay import replay
@@ -45,18 +46,6 @@ from snugfit.workload import Workload
 
 BATCH = 64
 REPEATS = 3
-LLAMA_8B = {
-    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 4096, "intermediate_size": 14336,
-    "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256,
-    "max_position_embeddings": 8192, "rms_norm_eps": 1e-5, "tie_word_embeddings": False,
-}  # fmt: skip
-"""The published shape of Llama 3 8B."""
-
-
-LLAMA_70B = {
-    **LLAMA_8B, "hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80, "num_attention_heads": 64,
-}  # fmt: skip
-"""The published shape of Llama 3 70B."""
 CONFIGS = {"8b": LLAMA_8B, "70b": LLAMA_70B}
 _SEQUENCES = "--task causal-lm --seq-len 2048 --json"
 SEVERAL_GPUS = {
