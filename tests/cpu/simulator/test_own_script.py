@@ -1,12 +1,11 @@
 """Training scripts as people write them, estimated without a change, and nothing is left behind."""
 
 import json
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
 import pytest
+from command_line import run_command
 
 from snugfit.cli import main
 
@@ -47,8 +46,9 @@ def estimated(capsys, path, *words, device="rtx-4090"):
 
 def measured_bytes(path, *words):
     """The most bytes that live tensors have in three steps of a real run."""
-    line = [sys.executable, "-m", "snugfit", "profile", "--json", "--no-advice", "--stop", str(path), *words]
-    return json.loads(subprocess.run(line, check=True, capture_output=True, text=True).stdout)["allocator_peak_bytes"]
+    done = run_command("profile", "--json", "--no-advice", "--stop", path, *words, cwd=path.parent)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)["allocator_peak_bytes"]
 
 
 def test_a_script_on_cpu_takes_what_is_predicted(tmp_path, capsys, monkeypatch):

@@ -1,12 +1,10 @@
 """Scripts that train by a library's loop, unchanged: predicted on cpu, and taken through the same steps for real."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from command_line import run_command
 
 ROOT = Path(__file__).parents[3]
 ACCELERATE = """
@@ -50,10 +48,8 @@ trainer.train()
 
 
 def document(words, folder):
-    """The JSON document of a command, run as a user's shell would."""
-    paths = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
-    line = [sys.executable, "-m", "snugfit", *words]
-    done = subprocess.run(line, cwd=folder, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": paths})
+    """The JSON document of a command."""
+    done = run_command(*words, cwd=folder)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
