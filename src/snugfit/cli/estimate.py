@@ -74,7 +74,9 @@ def run(args: argparse.Namespace) -> int:
         numbers, args.workload_gpus = numbers_of_gpus(args.workload_gpus), None
         recipe, workload = options.recipe_from(args), options.workload_from(args)
         named = options.named_model(args)
-        estimate = estimate_by_gpus(named, numbers, recipe=recipe, workload=workload, device=args.device)
+        estimate = estimate_by_gpus(
+            named, numbers, recipe=recipe, workload=workload, device=args.device, whole=args.whole
+        )
     else:
         recipe, workload = options.settings_from(args)
         estimate = estimate_named(

@@ -33,9 +33,10 @@ def estimate_by_gpus(
     recipe: Recipe,
     workload: Workload,
     device: DeviceArgument = None,
+    whole: bool = False,
     pool: Pool | None = None,
 ) -> Estimate:
-    """Predicts training on several numbers of GPUs of each machine.
+    """Predicts training on several numbers of GPUs of each machine; arguments as for `estimate_named`.
 
     Returns the estimate on the first number on which the batch can be trained; `by_gpus` has all of them.
     """
@@ -50,7 +51,7 @@ def estimate_by_gpus(
             refused = refused or error
             found.append(OnGpus(gpus=gpus, nodes=here.nodes, refusal=" ".join(error.problems)))
             continue
-        made = estimate_named(named, recipe=recipe, workload=here, device=device, pool=pool)
+        made = estimate_named(named, recipe=recipe, workload=here, device=device, whole=whole, pool=pool)
         first = first or made
         found.append(
             OnGpus(
