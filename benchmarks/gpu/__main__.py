@@ -75,6 +75,7 @@ def main() -> int:
     parser.add_argument("--again", action="store_true", help="measure rows that are there already again")
     parser.add_argument("--rows", type=int, metavar="N", help="the first N rows of each part only")
     parser.add_argument("--match", default="", metavar="TEXT", help="only rows with this in their name")
+    parser.add_argument("--jobs", type=int, metavar="N", help="rows at a time where nothing is timed")
     parser.add_argument("--results", type=Path, default=RESULTS, metavar="DIR", help="default: benchmarks/results")
     args = parser.parse_args()
     started = time.monotonic()
@@ -90,7 +91,7 @@ def main() -> int:
             "nothing is measured: torch sees no CUDA device here. `--device cpu` measures smaller cases by the same code."
         )
         return 0
-    options = Options(deadline=deadline, again=args.again, rows=args.rows, match=args.match)
+    options = Options(deadline=deadline, again=args.again, rows=args.rows, match=args.match, jobs=args.jobs)
     harness = Harness(place, args.results, options, say=lambda line: print(line, flush=True))
     try:
         counts = harness.run(parts)

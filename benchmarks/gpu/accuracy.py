@@ -7,6 +7,7 @@ take the same course of steps in a process of the harness.
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.gpu.configurations import BY_NAME, cases
@@ -85,18 +86,27 @@ def command(name: str, place: Place) -> tuple[list[str], Read] | None:
         None where `snugfit train` reads no such data.
     """
     words = BY_NAME[name].train_words(place.kind)
-    return None if words is None else (words, read_document)
+    asked = BY_NAME[name].held(place.kind)
+    return None if words is None else (words, functools.partial(read_document, asked=asked))
 
 
-def read_document(document: dict[str, Any]) -> dict[str, Any]:
+def read_document(document: dict[str, Any], *, asked: Recipe) -> dict[str, Any]:
     """Returns `predicted` and `measured` of a row.
 
     Args:
         document: From `snugfit train --json`.
+        asked: The recipe that was asked for.
+
+    Raises:
+        InputError: Memory ran out, and the run went on with another recipe.
     """
     from benchmarks.gpu.training_run import in_one_form
+    from snugfit.errors import InputError
 
-    predicted, measured = document["predicted"], document["measured"]
+    if document["recipe"] != asked.to_mapping():
+        raise InputError("memory ran out, and the run went on with another recipe; the card is too small")
+
+    predicted = document["predicted"]
     one_form = in_one_form(predicted)
     found = {"allocated_bytes": one_form["allocated_bytes"], "reserved_bytes": one_form["reserved_bytes"]}
     found |= {
@@ -105,10 +115,28 @@ def read_document(document: dict[str, Any]) -> dict[str, Any]:
         "peak_module": "",
     }
     found |= {key: predicted[key] for key in ("peak_phase", "peak_operator")}
-    batch = document["workload"]["settings"]["batch_size"]
-    seconds = batch / document["samples_per_second"]
+    return {"predicted": found, "measured": measured_of(document, asked)}
+
+
+def measured_of(document: dict[str, Any], asked: Recipe) -> dict[str, Any]:
+    """Returns `measured` of a row.
+
+    Args:
+        document: From `snugfit train --json`.
+        asked: The recipe that was asked for.
+
+    Raises:
+        InputError: Memory ran out, and the run went on with another recipe.
+    """
+    from benchmarks.gpu.training_run import in_one_form
+    from snugfit.errors import InputError
+
+    if document["recipe"] != asked.to_mapping():
+        raise InputError("memory ran out, and the run went on with another recipe; the card is too small")
+    measured = document["measured"]
+    seconds = document["workload"]["settings"]["batch_size"] / document["samples_per_second"]
     host = {"host_bytes": measured.get("host_tensor_bytes", 0), "step_seconds": seconds}
-    return {"predicted": found, "measured": {**in_one_form(measured), **host}}
+    return {**in_one_form(measured), **host}
 
 
 def _line(row: dict[str, Any]) -> str:

@@ -143,8 +143,8 @@ def _limit(device: torch.device, batch: Any) -> tuple[Callable[[], None], int]:
     if device.type == "cuda":
         torch.cuda.empty_cache()
         total = torch.cuda.get_device_properties(device).total_memory
-        torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved(device) + need // 2) / total, device)
-        return lambda: torch.cuda.set_per_process_memory_fraction(1.0, device), need // 2
+        torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved(device) + need // 2) / total)
+        return lambda: torch.cuda.set_per_process_memory_fraction(1.0), need // 2
     import resource
     from pathlib import Path
 

@@ -43,6 +43,17 @@ class Options:
     """The most rows of a part; None: all."""
     match: str = ""
     """Text that a row's name must contain."""
+    jobs: int | None = None
+    """Rows at a time of parts that time nothing; None: as many as the place has room for."""
+
+
+def place_document(place: Place) -> str:
+    """Returns what is written down of a place.
+
+    Args:
+        place: Where rows are measured.
+    """
+    return json.dumps(dataclasses.asdict(place), indent=1) + "\n"
 
 
 class Harness:
@@ -80,8 +91,7 @@ class Harness:
             How many rows were `measured`, `left_out`, `failed`, how many were there `before`, and are still `missing`.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
-        place = json.dumps(dataclasses.asdict(self.place), indent=1) + "\n"
-        (self.folder / PLACE_FILE).write_text(place, encoding="utf-8")
+        (self.folder / PLACE_FILE).write_text(place_document(self.place), encoding="utf-8")
         counts = dict.fromkeys(("measured", "left_out", "failed", "before", "missing"), 0)
         files = {part.name: RowFile(self.folder / f"{part.name}.jsonl") for part in parts}
         wanted = {part.name: self._wanted(part) for part in parts}
@@ -139,6 +149,8 @@ class Harness:
 
     def _width(self, part: Part) -> int:
         """Rows at a time. On a card the second one only loads its packages; on a CPU it would take time from the first."""
+        if self.options.jobs is not None and not part.timed:
+            return self.options.jobs
         if self.place.kind == "cuda":
             return 2 if part.command is None else 1
         return 1 if part.timed else min(2, os.cpu_count() or 1)
@@ -205,7 +217,7 @@ class Harness:
 
     def _fresh(self, part: Part, case: Case, limit_seconds: float) -> dict[str, Any]:
         argv = [part.name, case.name, "--place", json.dumps(dataclasses.asdict(self.place))]
-        if self.place.kind == "cuda":
+        if self.place.kind == "cuda" and (part.timed or self.options.jobs is None):
             argv += ["--lock", str(self._lock)]
         try:
             return run_json(argv, limit_seconds, module="benchmarks.gpu.one_row", on_line=lambda line: None)
@@ -219,9 +231,12 @@ class Harness:
             where = ["--run-dir", str(Path(folder) / "run")]
             try:
                 document = run_json([*words, *where], limit_seconds, on_line=lambda line: None, environment=environment)
-            except CommandError as error:
+                found = read(document)
+            except (CommandError, InputError) as error:
                 return {"error": str(error)}
-        return {**read(document), **({"threads": 1} if self._on_cpu else {})}
+        if self.options.jobs not in (None, 1):
+            found["measured"]["step_seconds"] = None  # others ran beside it
+        return {**found, **({"threads": 1} if self._on_cpu else {})}
 
     @property
     def _on_cpu(self) -> bool:
