@@ -3,18 +3,28 @@
 cuDNN computes channels last when the input or the weights are so, and gives its results in that layout; everything else is
 (N, C, H, W). What is in another layout is copied first. The layout decides how fast the kernels are, and later copies.
 
+Tensor cores compute channels last, too: where the arguments are (N, C, H, W), cuDNN converts them and the result inside
+itself. Measured on an H100 with cuDNN 9 (456 convolutions and 1365 gradients of six networks in three types,
+`benchmarks/gpu/kernel_probe.py`): those of windows above one pixel, with a stride, or in groups convert all, to the byte and
+147 bytes more; those of single pixels convert where the pixels of a channel do not fill vectors of 16 bytes, in the result
+and in the gradient of the weights; one group for each channel converts nothing. What splits the gradient of the weights into
+parts adds up to a tenth and is not known; nor are older cards, where the same is taken to hold.
+
 Source: `ATen/native/ConvUtils.h`, cudnn_conv_suggest_memory_format, and `Convolution.cpp`, _convolution and
 convolution_backward, of torch 2.14.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from snugfit import private_torch
+
+_VECTOR_BYTES = 16
 
 
 def layout(source: torch.Tensor, weight: torch.Tensor) -> torch.memory_format:
@@ -31,6 +41,44 @@ def copied_bytes(source: torch.Tensor, weight: torch.Tensor, gradient: torch.Ten
     wanted = layout(source, weight)
     given = [one for one in (source, weight, gradient) if one is not None]
     return sum(one.numel() * one.dtype.itemsize for one in given if not one.is_contiguous(memory_format=wanted))
+
+
+def result_shape(
+    source: torch.Tensor,
+    weight: torch.Tensor,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+) -> tuple[int, ...]:
+    """Returns the shape of a convolution's result; `source` is (N, C, ...), `weight` (C of the result, C, ...)."""
+    space = zip(source.shape[2:], weight.shape[2:], stride, padding, dilation, strict=True)
+    sizes = ((size + 2 * pad - apart * (window - 1) - 1) // step + 1 for size, window, step, pad, apart in space)
+    return source.shape[0], weight.shape[0], *sizes
+
+
+def converted_bytes(
+    source: torch.Tensor, weight: torch.Tensor, result: Sequence[int], stride: Sequence[int], groups: int, of: str
+) -> int:
+    """Returns the bytes that tensor cores' kernels convert to channels last inside themselves.
+
+    `result`: shape of the result.
+    `of`: what is computed: `result`, `source` (its gradient) or `weight`.
+    """
+    if weight.dim() != 4 or layout(source, weight) is not torch.contiguous_format:
+        return 0
+    item = source.dtype.itemsize
+    pixel = weight.shape[2:].numel() == 1
+    if groups == source.shape[1] and groups > 1:
+        return 0
+    vector = _VECTOR_BYTES // item
+    if pixel and groups == 1 and set(stride) == {1} and (of == "source" or source.shape[2:].numel() % vector == 0):
+        return 0
+    # 16-bit kernels read vectors of 8 channels: images of 3 are filled up
+    channels = source.shape[1] if item > 2 else -(-source.shape[1] // vector) * vector
+    elements = math.prod(result) + source.numel() // source.shape[1] * channels
+    if not pixel:
+        elements += weight.numel() // weight.shape[1] * (channels if groups == 1 else weight.shape[1])
+    return elements * item
 
 
 def register(device_type: str) -> None:

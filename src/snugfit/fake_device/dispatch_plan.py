@@ -20,7 +20,6 @@ from snugfit.fake_device.kernels import InnerBytes
 from snugfit.fake_device.operator_call import ALIGNMENT, extent
 from snugfit.fake_device.operator_costs import OperatorCost
 from snugfit.private_torch import FakeFactory, FakeTensor
-from snugfit.recording.generations import Capability
 
 _NEW, _VIEW, _ARGUMENT, _NOTHING, _VALUE = range(5)
 _PLAIN = frozenset({int, bool, str, type(None), torch.dtype, torch.device, torch.memory_format, torch.layout})
@@ -69,8 +68,6 @@ class OperatorPlan(NamedTuple):
     """`device`, `host` (the CPU computes) or `link` (a copy between the two)."""
     blocking: bool
     """Whether the host waits for it."""
-    differs: tuple[Capability, ...] = ()
-    """Generations of cards on which it takes something else inside itself."""
     seconds: float | None = None
     """How long a run takes on this machine's processor, called from Python; None where nobody asked."""
 

@@ -21,7 +21,7 @@ from snugfit.fake_device.operator_truth import Result
 from snugfit.fake_device.personality import DEVICE_TYPE
 from snugfit.fake_device.read_values import ReadValues
 from snugfit.private_torch import FakeFactory, FakeTensor, dispatcher
-from snugfit.recording.generations import Capability, CardQuestions
+from snugfit.recording.generations import CardQuestions
 
 REAL_ELEMENTS = 1024
 """Host tensors up to this size that Python code makes from values stay real."""
@@ -126,15 +126,11 @@ class FakeCalls:
         on_host = self._cuda and DEVICE_TYPE not in devices
         waits = not (kwargs.get("non_blocking") or (func is _copy and len(args) > 2 and args[2]))
         cost = cost_of(func, args, kwargs, result, [*fresh, *written_by(func, args, kwargs)])
-        inner, differs = cpu_operators.NOTHING, tuple[Capability, ...]()
+        inner = cpu_operators.NOTHING
         if self.operators is not None and cost.kernels and not by_values:  # its own values would give another size
             inner = self.operators.ask(func, args, kwargs, fresh, cost)
         elif self._cuda and not on_host:
-
-            def spaces(capability: Capability) -> Any:
-                return kernels.workspaces(str(func), args, kwargs, capability)
-
-            inner, differs = inner._replace(spaces=spaces(self._card.own)), self._card.differing(spaces)
+            inner = inner._replace(spaces=kernels.workspaces(str(func), args, kwargs, self._card.own))
         if inner.corrected:
             made = dict(enumerate(fresh))
             for number, real in inner.corrected:
@@ -152,7 +148,6 @@ class FakeCalls:
             device="link" if link else "host" if on_host else "device",
             # A size that values decide is read by the host before it can go on.
             blocking=(link and waits) or (by_values and self._cuda and not on_host),
-            differs=differs,
             seconds=inner.seconds,
         )
         return plan, result, list(fresh)

@@ -2,19 +2,21 @@
 
 One table by operator, each row with its source; for CPU runs the machine is asked (`cpu_operators.py`). A row by
 technique or by model would be a bug: it would mean that the step is not recorded as it runs. A kernel whose temporary
-memory no source gives counts 0: cuDNN's convolution workspace depends on the algorithm its heuristics pick on the card.
+memory no source gives counts 0.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
-from snugfit.fake_device.convolution_layout import copied_bytes
+from snugfit.fake_device.convolution_layout import converted_bytes, copied_bytes, result_shape
 from snugfit.fake_device.reduce_kernels import scratch_bytes
+from snugfit.recording.generations import GENERATIONS
 
 AFTER_ALL = 1 << 30
 """More results than any operator has."""
@@ -27,6 +29,8 @@ class InnerBytes(NamedTuple):
     """Bytes of all inner blocks that are alive at this moment."""
     results: int
     """How many of the operator's new results exist by then."""
+    by_generation: tuple[int, ...] = ()
+    """The same bytes on each of `GENERATIONS`; empty where they all take as many."""
 
 
 MIB = 2**20
@@ -42,7 +46,14 @@ def workspaces(
     One workspace after the other: each is given back before the next one is taken.
     """
     row = _CUDA.get(operator)
-    return tuple(InnerBytes(size, AFTER_ALL) for size in row(args, kwargs, capability) if size) if row else ()
+    if row is None:
+        return ()
+    cards = [row(args, kwargs, card) for card in (capability, *GENERATIONS)]
+    found = []
+    for own, *others in itertools.zip_longest(*cards, fillvalue=0):
+        if own or any(others):
+            found.append(InnerBytes(own, AFTER_ALL, tuple(others) if len(set(others)) > 1 else ()))
+    return tuple(found)
 
 
 def _up(value: int, multiple: int) -> int:
@@ -114,24 +125,52 @@ def _efficient_forward(args: Args, kwargs: Mapping[str, Any], capability: tuple[
 
 
 def _embedding_backward(args: Args, kwargs: Mapping[str, Any], capability: tuple[int, int]) -> Sequence[int]:
-    """Above 3072 indices they are sorted: sorted and original positions, and the sort's double buffer, in int64.
+    """Above 3072 indices they are sorted, and the gradients of as many parts as there may be added up, in float32.
 
-    Source: `cuda/Embedding.cu`, embedding_dense_backward_cuda, and `cuda/EmbeddingBackwardKernel.cu`.
+    Source: `cuda/Embedding.cu`, embedding_dense_backward_cuda, and `cuda/EmbeddingBackwardKernel.cu`; equal to the byte to
+    what an H100 took.
     """
-    indices = args[1]
-    if indices.numel() <= 3072:
+    gradient, indices, words = args[0], args[1], args[2]
+    count = indices.numel()
+    if count <= 3072:
         return []
-    return [4 * indices.numel() * indices.dtype.itemsize]
+    segments = min(count, words)
+    parts = count // 10 + segments
+    positions = (parts + 3 * count + 2 * segments + 2) * 8
+    return [
+        4 * count * indices.dtype.itemsize,
+        parts * gradient.shape[-1] * max(gradient.dtype.itemsize, 4) + positions,
+    ]
 
 
 def _convolution(args: Args, kwargs: Mapping[str, Any], capability: tuple[int, int]) -> Sequence[int]:
-    """Copies of arguments that are not in the layout it is computed in; the algorithm's own workspace is not known."""
-    return [copied_bytes(args[0], args[1])]
+    """Copies of arguments in another layout, and what tensor cores convert (`convolution_layout.py`)."""
+    source, weight, stride, padding, dilation, transposed, groups = (args[n] for n in (0, 1, 3, 4, 5, 6, 8))
+    converted = 0
+    if not transposed and weight.dim() == 4 and _on_tensor_cores(source, capability):
+        result = result_shape(source, weight, stride, padding, dilation)
+        converted = converted_bytes(source, weight, result, stride, groups, "result")
+    return [copied_bytes(source, weight) + converted]
 
 
 def _convolution_backward(args: Args, kwargs: Mapping[str, Any], capability: tuple[int, int]) -> Sequence[int]:
-    """As `_convolution`, with the gradient of the result."""
-    return [copied_bytes(args[1], args[2], args[0])]
+    """As `_convolution`, with the gradient of the result; the gradients of the source and of the weights come in turn."""
+    gradient, source, weight, stride, transposed, groups, wanted = (args[n] for n in (0, 1, 2, 4, 7, 9, 10))
+    converted = [0]
+    if not transposed and _on_tensor_cores(source, capability):
+        converted = [
+            converted_bytes(source, weight, gradient.shape, stride, groups, of)
+            for of, needed in zip(("source", "weight"), wanted, strict=False)
+            if needed
+        ]
+    return [copied_bytes(source, weight, gradient) + one for one in converted]
+
+
+def _on_tensor_cores(source: torch.Tensor, capability: tuple[int, int]) -> bool:
+    """Whether a convolution of this type is computed by tensor cores: float32, too, as tf32, unless that was turned off."""
+    if source.dtype.itemsize == 2:
+        return True
+    return source.dtype == torch.float32 and capability >= (8, 0) and torch.backends.cudnn.allow_tf32
 
 
 def _loss(args: Args, kwargs: Mapping[str, Any], capability: tuple[int, int]) -> Sequence[int]:
@@ -151,10 +190,44 @@ def _sum(args: Args, kwargs: Mapping[str, Any], capability: tuple[int, int]) -> 
     """Partial sums of several blocks (`reduce_kernels.py`), which are added up in float32 for 16-bit inputs."""
     over = args[1] if len(args) > 1 else kwargs.get("dim")
     item = max(args[0].dtype.itemsize, 4)
-    return [scratch_bytes(args[0], [over] if isinstance(over, int) else over, item)]
+    return [scratch_bytes(args[0], [over] if isinstance(over, int) else over, item, capability)]
+
+
+def _copy_of(tensor: torch.Tensor) -> int:
+    return 0 if tensor.is_contiguous() else _nbytes(tensor)
+
+
+def _one_copied(args: Args, kwargs: Mapping[str, Any], capability: tuple[int, int]) -> Sequence[int]:
+    """A copy where it is not contiguous. Source: `cuda/SoftMax.cu`, host_softmax; `cuda/layer_norm_kernel.cu`."""
+    return [_copy_of(args[0])]
+
+
+def _softmax_backward(args: Args, kwargs: Mapping[str, Any], capability: tuple[int, int]) -> Sequence[int]:
+    """The product of gradient and result, and copies of what is not contiguous. Source: `cuda/SoftMax.cu`."""
+    gradient, result = args[0], args[1]
+    product = gradient.numel() * torch.result_type(gradient, result).itemsize
+    return [product * (1 if gradient.is_contiguous() else 2) + _copy_of(result)]
+
+
+def _two_copied(args: Args, kwargs: Mapping[str, Any], capability: tuple[int, int]) -> Sequence[int]:
+    """Copies of gradient and given where they are not contiguous. Source: as `_one_copied`."""
+    return [_copy_of(args[0]) + _copy_of(args[1])]
+
+
+def _roll(args: Args, kwargs: Mapping[str, Any], capability: tuple[int, int]) -> Sequence[int]:
+    """One dimension after the other, each made contiguous. Source: `native/TensorTransformations.h`, roll_common."""
+    dimensions = args[2] if len(args) > 2 else kwargs.get("dims", ())
+    return [_nbytes(args[0]) if len(dimensions) > 1 else _copy_of(args[0])]
 
 
 _CUDA: dict[str, Row] = {
+    "aten._softmax.default": _one_copied,
+    "aten._log_softmax.default": _one_copied,
+    "aten._softmax_backward_data.default": _softmax_backward,
+    "aten._log_softmax_backward_data.default": _two_copied,
+    "aten.native_layer_norm.default": _one_copied,
+    "aten.native_layer_norm_backward.default": _two_copied,
+    "aten.roll.default": _roll,
     "aten.sum.default": lambda args, kwargs, capability: _sum(args[:1], {}, capability),
     "aten.sum.dim_IntList": _sum,
     "aten.mean.default": lambda args, kwargs, capability: _sum(args[:1], {}, capability),

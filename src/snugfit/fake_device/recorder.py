@@ -8,14 +8,21 @@ What an operator does to fake tensors is worked out once (`fake_calls.py`), reme
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import torch
 
 from snugfit import private_torch
-from snugfit.fake_device import attention_kernels, cpu_operators, dispatch_plan, fake_failure, own_kernels
+from snugfit.fake_device import (
+    attention_kernels,
+    cpu_operators,
+    dispatch_plan,
+    fake_failure,
+    multihead_kernels,
+    own_kernels,
+)
 from snugfit.fake_device.accelerator import backend
 from snugfit.fake_device.assumptions import Assumptions
 from snugfit.fake_device.captured import Captured
@@ -44,6 +51,12 @@ _device = torch.ops.prim.device.default
 _item = _aten._local_scalar_dense.default
 _equal = _aten.equal.default
 _FORWARD, _BACKWARD, _OPTIMIZER = "forward", "backward", "optimizer"
+_OF_OTHERS: dict[Any, Callable[..., Any]] = {
+    torch.ops.aten.scaled_dot_product_attention.default: attention_kernels.attention,
+    torch.ops.aten._native_multi_head_attention.default: multihead_kernels.attention,
+    torch.ops.aten._transformer_encoder_layer_fwd.default: multihead_kernels.encoder_layer,
+}
+"""Operators that a card makes of others, chosen as CUDA chooses them -> what runs them."""
 _RESIZING = ("resize_", "resize_as_", "set_", "_resize_output_")
 _plans: dict[Any, dict[Any, OperatorPlans]] = {}
 
@@ -230,11 +243,12 @@ class Recorder(RankOperators, DirectMode):
             return func(*args, **kwargs)
         # There is no plan. Either the device has no kernel for this operator, and what its body does is recorded in its
         # place, or the operator is worked out as a whole.
+        if self._cuda and func in _OF_OTHERS:
+            with self._also_inside():
+                return _OF_OTHERS[func](*args, **kwargs)
         how = own_kernels.choice(func, self.personality.kind)
         if how == own_kernels.APART:
             with self._also_inside():
-                if attention_kernels.runs_whole(func) and self._cuda:
-                    return attention_kernels.attention(*args, **kwargs)
                 return func.decompose(*args, **kwargs)
         taken_apart = self._cuda and how == own_kernels.APART_WHERE_IT_HOLDS_MORE
         if taken_apart and own_kernels.holds_more(func, self.personality.kind, args, kwargs, found and found[0]):
@@ -352,17 +366,17 @@ class Recorder(RankOperators, DirectMode):
         cost = plan.cost
         if cost.product and self._cuda and plan.device == "device":
             self._library_workspace(phase)
-        if plan.differs:
-            self.card.leave_out(plan.differs)
         if plan.order and len(plan.order) == len(fresh):
             fresh = [fresh[number] for number in plan.order]
         seen = 0
         # In the order of the device: `results` new tensors are there when a workspace is taken.
-        for size, results in plan.workspaces:
+        for size, results, by_generation in plan.workspaces:
             for tensor in fresh[seen:results]:
                 self._ledger.see(tensor, operator=name, module=module, phase=phase, stream=stream)
             seen = max(seen, results)
-            self._builder.workspace(size, operator=name, module=module, phase=phase, stream=stream)
+            self._builder.workspace(
+                size, operator=name, module=module, phase=phase, stream=stream, by_generation=by_generation
+            )
             self._ledger.peak_bytes = max(self._ledger.peak_bytes, self._ledger.allocated_bytes + size)
         for tensor in fresh[seen:]:
             self._ledger.see(tensor, operator=name, module=module, phase=phase, stream=stream)

@@ -2,11 +2,12 @@
 
 Where few results come from many inputs each (the gradient of a bias or a norm's weight from all tokens), several blocks
 share a result, and each writes its part to memory first. How many do, follows from the sizes and from how many blocks the
-card holds at a time; that is taken as 108 multiprocessors of 2048 threads for every card, so that one recording serves all.
+card holds at a time: those of an A100, of an H100 and of a V100 stand for their generations.
 
 Source: `setReduceConfig`, `set_block_dimension` and `global_memory_size` in aten/src/ATen/native/cuda/Reduce.cuh of torch,
 and how `TensorIterator` orders and joins dimensions. Equal to the byte to what an allocator recorded in the gradients of 49
-norms, 8 MiB and 32 MiB each (github.com/Wedsonlin/assignment2-systems, results/medium_*_training_memory_snapshot.pickle).
+norms, 8 MiB and 32 MiB each (github.com/Wedsonlin/assignment2-systems, results/medium_*_training_memory_snapshot.pickle),
+and to what an H100 took (`benchmarks/gpu/kernel_probe.py`), but for 4 bytes a block of threads.
 """
 
 from __future__ import annotations
@@ -17,12 +18,15 @@ from typing import NamedTuple
 
 import torch
 
+from snugfit.recording.generations import GENERATIONS, Capability, generation_of
+
 _WARP = 32
 _MAX_THREADS = 512
 _MIN_VALUES, _MAX_VALUES = 16, 256
 """Inputs that a thread should add up, at least and at most."""
 _VECTOR = 4
-_TARGET_THREADS = 108 * 2048
+_THREADS = {(8, 0): 108 * 2048, (9, 0): 132 * 2048, (7, 5): 80 * 2048}
+"""Generation -> threads that a card of it runs at a time."""
 
 
 class _Dimension(NamedTuple):
@@ -31,7 +35,12 @@ class _Dimension(NamedTuple):
     out_stride: int
 
 
-def scratch_bytes(tensor: torch.Tensor, reduced: Sequence[int] | None, item_bytes: int = 4) -> int:
+def scratch_bytes(
+    tensor: torch.Tensor,
+    reduced: Sequence[int] | None,
+    item_bytes: int = 4,
+    capability: Capability = GENERATIONS[0],
+) -> int:
     """Returns the bytes of partial sums of a reduction; `item_bytes` is the size of one partial sum.
 
     `reduced`: its dimensions that are summed over; None or none: all.
@@ -56,7 +65,7 @@ def scratch_bytes(tensor: torch.Tensor, reduced: Sequence[int] | None, item_byte
         return 0
     values = -(-values // height)
     grid = -(-(results // vector) // step)
-    target = _TARGET_THREADS // (width * height)
+    target = _THREADS[generation_of(capability)] // (width * height)
     if values < _MAX_VALUES or grid > target:
         return 0
     blocks = max(min(-(-target // grid), -(-values // _MIN_VALUES)), -(-values // _MAX_VALUES))

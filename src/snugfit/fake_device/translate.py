@@ -16,6 +16,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from snugfit.device_kinds import CPU, CUDA
+from snugfit.fake_device import multihead_kernels
 from snugfit.fake_device.accelerator import backend, names_of_cuda
 from snugfit.fake_device.personality import DEVICE_TYPE
 from snugfit.fake_device.replaced import Change, replaced
@@ -123,6 +124,7 @@ def cuda_means_sim() -> Iterator[None]:
             return super().__new__(cls, CPU if kind in (CUDA, DEVICE_TYPE) else device)  # type: ignore[call-arg]
 
     changes.append((torch, "Generator", Generator))
+    changes.append((torch.overrides, "has_torch_function", multihead_kernels.has_torch_function))
     changes.append((autocast_mode.autocast, "__init__", make_autocast))
     changes.append((grad_scaler.GradScaler, "__init__", make_scaler))
     with replaced(changes), _CudaMeansSim():

@@ -112,7 +112,7 @@ class _Tokens:
             elif kind == WORKSPACE:
                 work = trace.workspaces[subject]
                 label, inside = self.within(work.module)
-                taken = work.nbytes, work.operator, work.phase, self._stream(work.stream)
+                taken = work.nbytes, work.by_generation, work.operator, work.phase, self._stream(work.stream)
                 sign = (WORKSPACE, label == NO_BLOCK, inside, *taken)
                 self._add(WORKSPACE, work, sign, label)
             else:

@@ -1,9 +1,10 @@
 """Which generations of cards one recording stands for.
 
-A card's compute capability decides little: the attention kernel, what that kernel takes inside itself, what a script asks
+A card's compute capability decides little: the attention kernel, what kernels take inside themselves, what a script asks
 for by name, and the workspace of cuBLAS. So a recording on one generation is mostly that on the others as well. Every
 question about the capability is put here, and answered for all generations; those that would have been told something
-else are left out of what the recording stands for. The workspace of cuBLAS decides nothing, so its size is put in later.
+else are left out of what the recording stands for. What cuBLAS and kernels take for themselves decides nothing, so it is put
+in later.
 
 Imports no torch.
 """
@@ -71,8 +72,11 @@ class CardQuestions:
 
 def on_generation(trace: Trace, capability: Capability) -> Trace:
     """Returns a recording as another generation on which it is the same would have made it."""
-    size = cublas_workspace_bytes(capability)
-    if all(row.nbytes == size for row in trace.storages if row.operator == CUBLAS):
-        return trace
+    size, at = cublas_workspace_bytes(capability), GENERATIONS.index(generation_of(capability))
     storages = tuple(row._replace(nbytes=size) if row.operator == CUBLAS else row for row in trace.storages)
-    return dataclasses.replace(trace, storages=storages)
+    workspaces = tuple(
+        row._replace(nbytes=row.by_generation[at]) if row.by_generation else row for row in trace.workspaces
+    )
+    if storages == trace.storages and workspaces == trace.workspaces:
+        return trace
+    return dataclasses.replace(trace, storages=storages, workspaces=workspaces)

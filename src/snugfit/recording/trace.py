@@ -60,6 +60,8 @@ class Workspace(NamedTuple):
     """The phase in which it ran."""
     stream: int
     """The stream that was current."""
+    by_generation: tuple[int, ...] = ()
+    """The same bytes on each generation of cards (`generations.GENERATIONS`); empty where they all take as many."""
 
 
 class Convolution(NamedTuple):
@@ -323,10 +325,19 @@ class TraceBuilder:
         assert self._alive[storage], f"storage {storage} is already dead"
         self._event(RESIZE, storage, nbytes)
 
-    def workspace(self, nbytes: int, *, operator: str = "", module: str = "", phase: str = "", stream: int = 0) -> None:
+    def workspace(
+        self,
+        nbytes: int,
+        *,
+        operator: str = "",
+        module: str = "",
+        phase: str = "",
+        stream: int = 0,
+        by_generation: tuple[int, ...] = (),
+    ) -> None:
         """An operator takes memory and gives it back before it returns."""
         self._event(WORKSPACE, len(self._workspaces))
-        self._workspaces.append(Workspace(nbytes, operator, module, phase, stream))
+        self._workspaces.append(Workspace(nbytes, operator, module, phase, stream, by_generation))
 
     def mark(self, phase: str, entered: bool, step: int = 0) -> None:
         """A phase of step `step` (from 0) is entered or left."""

@@ -51,7 +51,7 @@ CASES = {
     "convolutions": (convolution, IMAGES, {}, GENERATIONS),
     "attention": (Attention, TOKENS, {}, GENERATIONS),
     "attention, 16 bits": (Attention, TOKENS, {"precision": "bf16-true"}, ((8, 0), (9, 0))),
-    "attention, wide heads": (lambda: Attention(96), (2, 16, 192), {}, ((8, 0), (9, 0))),
+    "attention, wide heads": (lambda: Attention(96), (2, 16, 192), {}, GENERATIONS),
     "asks for the capability": (lambda: Asks(lambda: torch.cuda.get_device_capability() >= (9, 0)), ROWS, {}, ((8, 0),)),
     "asks for bf16": (lambda: Asks(lambda: torch.cuda.is_bf16_supported(False)), ROWS, {}, ((8, 0), (9, 0))),
     "asks for memory": (lambda: Asks(lambda: torch.cuda.memory_allocated() > 2**24), ROWS, {}, ()),
