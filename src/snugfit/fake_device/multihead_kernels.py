@@ -55,7 +55,7 @@ def attention(
         parts = tuple(functional.linear(one, weight, bias) for one, weight, bias in given)
     q, k, v = (one.view(batch, -1, num_head, embed_dim // num_head).transpose(1, 2) for one in parts)
     if need_weights or mask is not None:
-        shares = torch.softmax(q @ k.transpose(-2, -1), -1)
+        shares = torch.softmax(q * q.shape[-1] ** -0.5 @ k.transpose(-2, -1), -1)
         mixed = shares @ v
     else:
         shares = None
