@@ -17,8 +17,10 @@ from typing import Any
 
 from benchmarks.cold_page import cold_page
 from benchmarks.compiled_tables import compiled_table, published_compiled_table
+from benchmarks.gpu.rows import read_rows
 from benchmarks.plan_tables import plans_table, quality_table, training_table
 from benchmarks.published_page import published_page
+from benchmarks.report.memory import distribution, grouped
 from benchmarks.results_file import RESULTS, write
 from benchmarks.rooms import diagram
 from benchmarks.scripts_page import scripts_table
@@ -181,6 +183,32 @@ def build_lines(results: dict[str, Any]) -> str:
     return "\n".join([*lines, "", where])
 
 
+def cards_table() -> str:
+    """Predicted beside measured memory on each card that was at hand, by family of models."""
+    found = []
+    for place in sorted(RESULTS.glob("*/place.json")):
+        card = json.loads(place.read_text(encoding="utf-8"))
+        rows = read_rows(place.parent / "accuracy.jsonl") if card["kind"] != "cpu" else []
+        groups = grouped(rows, lambda row: [row["settings"]["family"]])
+        if not rows:
+            continue
+        folder = place.parent.name
+        found.append(f"{card['card']}, torch {card['torch_version']} ([all rows](docs/accuracy/{folder}.md)):\n")
+        found += [
+            "| models | runs | allocated, median | worst | reserved, median | worst |",
+            "|---|---|---|---|---|---|",
+        ]
+        for name, some in [*groups, ("all", rows)]:
+            both = [distribution(some, f"{what}_bytes") for what in ("allocated", "reserved")]
+            if both[0] and both[1]:
+                numbers = [
+                    f"{one['median']:.2%} | {max(one['over'], one['under'], key=abs):+.1%}" for one in both if one
+                ]
+                found.append(f"| {name} | {both[0]['rows']} | {' | '.join(numbers)} |")
+        found.append("")
+    return "\n".join(found).strip()
+
+
 TABLES: tuple[tuple[str, str, Callable[[dict[str, Any]], str]], ...] = (
     ("README.md", "demo_ladder", demo_table),
     ("docs/planning.md", "plans", plans_table),
@@ -234,6 +262,7 @@ def main() -> None:
         results = RESULTS / f"{name}.json"
         if results.exists():
             fill(ROOT / file, name, table(json.loads(results.read_text(encoding="utf-8"))))
+    fill(ROOT / "README.md", "cards", cards_table())
     fill(ROOT / "docs" / "architecture.md", "rooms", diagram())
     fill(ROOT / "docs" / "devices.md", "device_kinds", kinds_table())
     fill(ROOT / "docs" / "devices.md", "contexts", contexts_table())

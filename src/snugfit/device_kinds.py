@@ -70,7 +70,7 @@ KINDS = {
     kind.name: kind
     for kind in (
         DeviceKind(name=CPU, fused_optimizers=True, planned=CPU, seen="every test"),
-        _card(CUDA, triton=True, planned="local", seen="the pretend card; no GPU yet"),
+        _card(CUDA, triton=True, planned="local", seen="an H100, briefly; the pretend card"),
         _card(SIMULATED, seen="every test"),
         _card("xpu"),
         DeviceKind(name="mps", fused_optimizers=True),

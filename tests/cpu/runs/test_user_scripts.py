@@ -52,13 +52,12 @@ def test_a_script_of_torchs_own(tmp_path, script, shard):
     assert max((learned[name] - theirs[name]).abs().max().item() for name in theirs) < 1e-9
     assert (learned["head.weight"] - build().head.weight).abs().max() > 1e-4  # it did learn something
     predicted = ours.predicted["peak_tensor_bytes"]
-    for rank in ours.measured["ranks"]:
-        assert rank["peak_tensor_bytes"] == pytest.approx(predicted, rel=BYTES)
+    # gloo's threads may hold a tensor longer than its collective (`private_torch/gloo.py`), and not every such tensor is
+    # waited for: on a busy machine one process of two was a bucket or a block higher. The least is what training holds.
+    assert min(rank["peak_tensor_bytes"] for rank in ours.measured["ranks"]) == pytest.approx(predicted, rel=BYTES)
     if script == "ddp":
         # DDP copies gradients into buckets of its own, which live as long as it does.
         share = tuple(one[: batch_size // 2] for one in data())
         alone = snugfit.estimate(build, share, step=plain_step, optimizer="adamw", device="cpu")
         predicted = alone.peak_allocated_bytes + sum(one.nbytes for one in build().parameters())
-    # gloo's threads may hold a tensor longer than its collective (`private_torch/gloo.py`), and a script's own are not all
-    # waited for: on a busy machine one process of two was a bucket or a block higher. The least is what training holds.
     assert min(measured) == pytest.approx(predicted, rel=BYTES)
