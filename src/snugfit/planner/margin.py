@@ -2,10 +2,10 @@
 
 On cpu the prediction was held against 76 real runs on one processor (`benchmarks/results/cpu_truth.json`): the worst
 was 0.075 % under the measurement, and the tolerance of that check is 1 %. Elsewhere it may err by more; `train
---budget` measures, and says so and takes less where it does. On an H100 (51 runs of `benchmarks/results/nvidia-h100-80gb-hbm3-torch2.11.0`)
-allocated bytes were at most 0.6 % more than predicted, recurrent layers apart. Reserved bytes were more than 3 % above in 11,
-mostly convolutional networks, whose freed blocks are more torn than predicted; where the card is full the allocator gives
-such blocks back before it fails.
+--budget` measures, and says so and takes less where it does. In 51 runs on an H100 (`benchmarks/results`) allocated
+bytes were at most 0.6 % more than predicted, recurrent layers apart. Reserved bytes were more than 3 % above in 11,
+mostly convolutional networks, whose freed blocks are more torn than predicted; where the card is full the allocator
+gives such blocks back before it fails.
 
 CUDA's context comes off a budget at the median of what was read of it (`contexts.yaml`). What the largest reading lies
 above that is inside the margin: of a whole card 3 % is more, and in a small budget the margin is never less than it.
