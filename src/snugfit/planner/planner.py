@@ -335,7 +335,7 @@ class Planner:
             estimate=estimate,
             fidelity=fidelity(best.recipe, search.space.workload),
             frontier=_frontier(usable),
-            reasons=reasons(search.space, best, capacity),
+            reasons=reasons(search, best, capacity),
             slowdown=best.seconds / fastest.seconds,
             budget_bytes=budget_bytes,
             margin_bytes=self.margin.bytes_of(budget_bytes),

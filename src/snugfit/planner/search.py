@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from snugfit.planner.closeness import NEARLY, Farness, closest, farness
 from snugfit.planner.compose import Composition
 from snugfit.planner.probe import Probe
-from snugfit.planner.space import BY_BLOCK, POINTS, SWITCHES, Space
+from snugfit.planner.space import BY_BLOCK, POINTS, SIZE, SWITCHES, Space
 from snugfit.planner.variants import HOPE, Variants, dominates
 from snugfit.recipe import Recipe
 from snugfit.techniques.planning import Changes
@@ -216,6 +216,30 @@ class Search:
             yield from self._candidate(
                 group, mode, (chosen.seconds, chosen.need_bytes), (*common, change), capacity_bytes
             )
+
+    def composed(self, recipe: Recipe) -> tuple[float, float] | None:
+        """Returns seconds and bytes of a recipe as composition has them, uncorrected; None where it has no word for it."""
+        size = getattr(recipe, SIZE) or self.sizes[0]
+        blocks = {field: getattr(recipe, field) for field, _ in BY_BLOCK.values()}
+        for variant, composition in self.compositions.items():
+            for update in composition.updates:
+                group = variant, size, update
+                if self.space.allowed(*self._changes(group), blocks) == [recipe]:
+                    return self._composed(group, blocks)
+        return None
+
+    def _composed(self, group: Group, blocks: Changes) -> tuple[float, float] | None:
+        variant, size, update = group
+        composition = self.compositions[variant]
+        plain = {field: getattr(self.space.base, field) for field in blocks}
+        if any({**plain, **point} == blocks for point in POINTS.values()):
+            seen = self.space.seen(self.variants.changes[variant], self.space.size_change(self.sizes[0]), blocks)
+            if seen is None:
+                return None
+            return composition.point_seconds(seen, size, update), composition.point_bytes(seen, size, update)
+        names = composition.large.recorded.block_names
+        done = {how: by.chosen(blocks[field], names) for how, (field, by) in BY_BLOCK.items()}
+        return None if None in done.values() else composition.of_blocks(size, update, done)
 
     def _candidate(
         self, group: Group, mode: str, composed: tuple[float, float], changes: tuple[Changes, ...], capacity_bytes: int
