@@ -16,6 +16,7 @@ from snugfit.planner.constraints import Constraints
 from snugfit.planner.elsewhere import ways_elsewhere
 from snugfit.planner.explain import neighbours, reasons
 from snugfit.planner.fallbacks import fallbacks_of
+from snugfit.planner.for_budgets import budgets_of
 from snugfit.planner.margin import margin_for
 from snugfit.planner.other_cards import other_cards
 from snugfit.planner.plan_result import FrontierPoint, Plan
@@ -344,6 +345,7 @@ class Planner:
             fallbacks=fallbacks,
             neighbours=neighbours(usable, best, self.budget_bytes),
             simulated=len(self.simulations.probes),
+            budgets=budgets_of(search, estimate, self.place, self.margin, self._traits()),
             traits=self._traits(),
             rivals=rivals_of(search.space, best, capacity, self.place.card.context_bytes),
             elsewhere=ways_elsewhere(estimate, samples=at_once(best.recipe, best.recorded.workload), fits=True),

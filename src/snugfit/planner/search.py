@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import heapq
+import statistics
 from collections.abc import Iterator, Mapping
 
 from snugfit.planner.closeness import NEARLY, Farness, closest, farness
@@ -25,6 +26,8 @@ MOST_PROBES = 80
 """Recipes that may be simulated for one budget, so that small models do not take long either."""
 WORTH = 0.002
 """Share of the best time by which a candidate must promise to be faster, to be worth a simulation."""
+_GUESSES = 3
+"""Candidates of which the fastest is looked for, once nothing is hoped of what was not simulated."""
 _CHOICES: Mapping[str, bool] = {"some blocks": False, "some blocks, some offloaded": True}
 """Modes that choose blocks -> whether blocks are offloaded as well."""
 Group = tuple[str, int, str]
@@ -143,6 +146,19 @@ class Search:
             self.simulations.simulate(candidate.recipe for candidate in chosen)
             for candidate in chosen:
                 self._learn(candidate)
+
+    def promising(self, capacity_bytes: int) -> Candidate | None:
+        """Returns the fastest recipe that should fit, that was not simulated, and that promises more than what was."""
+        limit = self._limit(capacity_bytes)
+        usual = statistics.median(self._bytes_factor.values()) if self._bytes_factor else 1.0
+        guesses = []
+        for one in self._most_promising(capacity_bytes, limit, _GUESSES):  # in hope; now without
+            seconds, need = one.composed
+            slower = _of_relatives(self._seconds_factor, one.group, one.mode) or 1.0
+            larger = _of_relatives(self._bytes_factor, one.group, one.mode) or usual
+            guesses.append(dataclasses.replace(one, seconds=seconds * slower, need_bytes=need * larger))
+        fastest = min(guesses, key=lambda one: one.seconds, default=None)
+        return fastest if fastest is not None and fastest.seconds < limit else None
 
     def _most_promising(
         self, capacity_bytes: int, limit: float, count: int, closer: Farness | None = None
