@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 
 from snugfit.fidelity import fidelity
 from snugfit.fields import as_typed, field_infos
+from snugfit.planner.budgets import BudgetPoint, Budgets
 from snugfit.planner.closeness import NEARLY, turned_back
 from snugfit.planner.one_change import Changed, changed, differing
 from snugfit.planner.probe import Probe
@@ -28,6 +29,10 @@ _FIRST: dict[str, dict[Level, Changes]] = {}
 for _row in TECHNIQUES:
     for _choice in _row.planning.choices:
         _FIRST.setdefault(_row.fields[0], {}).setdefault(_choice.level, _choice.changes)
+
+
+_SAME = 0.002
+"""Part of what a plan needs below which a composed difference is none."""
 
 
 def reasons(search: Search, best: Probe, capacity_bytes: int) -> dict[str, str]:
@@ -151,6 +156,8 @@ def _blocks_left(best: Probe, name: str) -> Iterator[Changes]:
 def _with_it(best: Probe, other: Changed, name: str, capacity_bytes: int) -> str:
     """What a field that is off would change, in words."""
     saved, cost = best.need_bytes - other.need_bytes, other.seconds - best.seconds
+    if not other.simulated and abs(saved) < _SAME * best.need_bytes:
+        saved = 0
     unneeded = "it is not needed: " if saved > 0 and cost >= 0 else ""
     what = as_typed(getattr(other.recipe, name))
     given = "it" if what == "True" else f"{name}={what}" if len(what) < 40 else "on some blocks it"
@@ -201,27 +208,30 @@ def _trade(saved_bytes: int, cost_seconds: float) -> str:
     return f"{memory} and make a step {format_seconds(-cost_seconds)} faster"
 
 
-def neighbours(usable: list[Probe], best: Probe, budget_of: Callable[[int], int]) -> tuple[str, ...]:
-    """Returns at most two sentences on what a little more or less budget would change; `budget_of`: need -> budget."""
-    lines = []
-    faster = [probe for probe in usable if probe.seconds < 0.998 * best.seconds]
+def neighbours(budgets: Budgets, best: Probe, budget_of: Callable[[int], int]) -> tuple[str, ...]:
+    """Returns at most three sentences on what a little more or less budget would change; `budget_of`: need -> budget."""
+    lines, known = [], (*budgets.points, *budgets.composed)
+    faster = [
+        point for point in known if point.step_seconds < 0.998 * best.seconds and point.need_bytes > best.need_bytes
+    ]
     if faster:
-        more = min(faster, key=lambda probe: (probe.need_bytes, probe.seconds))
-        lines.append(
-            f"from {format_bytes(budget_of(more.need_bytes))} on a step takes {format_seconds(more.seconds)} "
-            f"({_difference(more.recipe, best.recipe)})"
-        )
+        more = min(faster, key=lambda point: (point.need_bytes, point.step_seconds))
+        lines.append(f"from {format_bytes(budget_of(more.need_bytes))} on a step takes {_step_of(more, best)}")
     else:
-        lines.append("more budget makes no simulated step faster")
+        lines.append("more budget makes no step faster that was simulated or composed")
     lines.append(f"this recipe would still fit {format_bytes(budget_of(best.need_bytes))}")
-    less = [probe for probe in usable if probe.need_bytes < 0.995 * best.need_bytes]
+    less = [point for point in known if point.need_bytes < 0.995 * best.need_bytes]
     if less:
-        next_one = min(less, key=lambda probe: (probe.seconds, probe.need_bytes))
+        next_one = min(less, key=lambda point: (point.step_seconds, point.need_bytes))
         lines.append(
-            f"below that a step takes {format_seconds(next_one.seconds)} down to "
-            f"{format_bytes(budget_of(next_one.need_bytes))} ({_difference(next_one.recipe, best.recipe)})"
+            f"below that a step takes {_step_of(next_one, best)} down to {format_bytes(budget_of(next_one.need_bytes))}"
         )
     return tuple(lines)
+
+
+def _step_of(point: BudgetPoint, best: Probe) -> str:
+    source = "simulated" if point.simulated else "composed"
+    return f"{format_seconds(point.step_seconds)} ({source}: {_difference(point.recipe, best.recipe)})"
 
 
 def _difference(recipe: Recipe, other: Recipe) -> str:

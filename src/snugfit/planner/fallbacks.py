@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from snugfit.errors import RecipeError
 from snugfit.planner.leaner import LESS, ever_leaner, may_follow
 from snugfit.planner.probe import Probe
+from snugfit.planner.search import Search
 from snugfit.planner.space import SIZE, Space
 from snugfit.recipe import Recipe
 from snugfit.techniques import TECHNIQUES
@@ -23,6 +24,8 @@ ANY_LESS = 0.995
 """Where no fallback needs as little as `LESS` says, one will do that needs at most this part."""
 ENOUGH = 2
 """With fewer fallbacks among what was simulated, the plan's recipe is turned up."""
+_SHARES = (0.85, 0.6)
+"""Parts of what the plan needs for which a fallback is composed."""
 MOST_LENT = 8
 """Recipes that are simulated because another one lends its fields, at most."""
 _SAVING: list[Changes] = [
@@ -35,16 +38,25 @@ _SAVING: list[Changes] = [
 A first choice that does not need the least is milder than what a fallback is for."""
 
 
-def fallbacks_of(space: Space, best: Probe) -> tuple[Recipe, ...]:
+def fallbacks_of(search: Search, best: Probe) -> tuple[Recipe, ...]:
     """Returns the fallbacks of a plan.
 
     Recipes, each needing less memory than the one before; none where nothing needs less than the plan.
     """
-    if len(_chain(space, best)) < ENOUGH:
-        space.simulations.simulate(_lent(space, best))
-    if len(_chain(space, best)) < ENOUGH:
-        space.simulations.simulate(_turned_up(space, best))
+    space = search.space
+    for more in (_composed(search, best), _lent(space, best), _turned_up(space, best)):
+        if len(_chain(space, best)) >= ENOUGH:
+            break
+        space.simulations.simulate(more)
     return _chain(space, best) or _chain(space, best, less=ANY_LESS)
+
+
+def _composed(search: Search, best: Probe) -> Iterator[Recipe]:
+    """Recipes that promise to fit into less and that a run by the plan may change over to."""
+    for share in _SHARES if best.recipe.compile == "none" else ():
+        found = search.promising(int(share * best.need_bytes))
+        if found is not None and may_follow(best.recipe, found.recipe, search.space.workload):
+            yield found.recipe
 
 
 def _lent(space: Space, best: Probe) -> list[Recipe]:
@@ -71,7 +83,7 @@ def _chain(space: Space, best: Probe, *, less: float = LESS) -> tuple[Recipe, ..
 def _turned_up(space: Space, best: Probe) -> Iterator[Recipe]:
     """The plan's recipe with more of everything that saves memory: each alone, smaller microbatches, all together."""
     own = best.recipe.to_mapping()
-    saving = space.effective(_SAVING, best)
+    saving = space.effective(_SAVING)
     sizes: list[Changes] = [{SIZE: size} for size in _smaller(space, best.recipe)]
     everything: dict[str, object] = {}
     for change in (*saving, *sizes[-1:]):

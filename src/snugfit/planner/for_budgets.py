@@ -11,16 +11,17 @@ from snugfit.planner.probe import Place
 from snugfit.planner.search import Search
 from snugfit.simulator.prediction import Estimate
 
-_BELOW = 0.6
-"""Part of what the leanest simulated recipe needs, from which on composed ones are looked for."""
-_CAPACITIES = 16
-"""For so many capacities at most, each a share larger than the one before."""
+_SHARES = (0.4, 0.55, 0.7, 0.8, 0.9, 0.97, 1.05, 1.12, 1.2, 1.35, 1.5, 1.75, 2.1, 2.6)
+"""Of the plan's capacity; for each it is composed what would be faster."""
 
 
-def budgets_of(search: Search, estimate: Estimate, place: Place, margin: Margin, traits: Mapping[str, bool]) -> Budgets:
+def budgets_of(
+    search: Search, estimate: Estimate, place: Place, margin: Margin, traits: Mapping[str, bool], capacity_bytes: int
+) -> Budgets:
     """Returns what a plan keeps of its search.
 
     `estimate`: of the plan, for the names of what was planned.
+    `capacity_bytes`: the memory that it was planned for, margin and CUDA's context taken off.
     """
     points = tuple(_choices(search))
     return Budgets(
@@ -33,7 +34,7 @@ def budgets_of(search: Search, estimate: Estimate, place: Place, margin: Margin,
         margin_share=margin.share,
         least_margin_bytes=margin.least_bytes,
         points=points,
-        composed=tuple(_composed(search, points)),
+        composed=tuple(_composed(search, points, capacity_bytes)),
         traits=traits,
     )
 
@@ -58,15 +59,12 @@ def _choices(search: Search) -> Iterator[BudgetPoint]:
         )
 
 
-def _composed(search: Search, points: tuple[BudgetPoint, ...]) -> Iterator[BudgetPoint]:
+def _composed(search: Search, points: tuple[BudgetPoint, ...], capacity_bytes: int) -> Iterator[BudgetPoint]:
     """Recipes that promise to be faster than what was simulated, least memory first."""
-    if search.space.base.compile != "none":
-        return
-    low, high = _BELOW * points[0].need_bytes, float(points[-1].need_bytes)
     told, fastest = set(), float("inf")
-    for number in range(_CAPACITIES + 1):
-        capacity = int(low * (high / low) ** (number / _CAPACITIES))
-        found = search.promising(capacity)
+    for share in _SHARES if search.space.base.compile == "none" else ():
+        capacity = int(share * capacity_bytes)
+        found = search.promising(capacity) if capacity < points[-1].need_bytes else None
         if found is None or found.recipe in told or found.seconds >= fastest:
             continue
         told.add(found.recipe)

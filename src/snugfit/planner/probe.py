@@ -107,13 +107,17 @@ class Refusal:
     """Fields of the recipe that it is about; none where nobody knows."""
 
 
-def probe(subject: Subject, recipe: Recipe, place: Place, *, compiled: bool = False) -> Probe:
+def probe(
+    subject: Subject, recipe: Recipe, place: Place, *, compiled: bool = False, most_weight_bytes: int | None = None
+) -> Probe:
     """Simulates a recipe and returns what it needs and how long it takes; runs in a worker.
 
     `compiled`: whether a recipe that compiles is compiled, which takes minutes; otherwise its eager step stands for it.
+    `most_weight_bytes`: with more than these nothing is simulated, and `TooHeavyError` says so; None: no limit.
     """
     eager = eager_of(recipe)
-    recorded = subject.record(recipe if compiled else eager, place.personality)
+    how = {} if most_weight_bytes is None else {"most_weight_bytes": most_weight_bytes}
+    recorded = subject.record(recipe if compiled else eager, place.personality, **how)
     config = TensorBytes() if place.on_cpu else None
     replays = Replays(recorded.trace, config, within=NEED_WITHIN)
     played = replays.unlimited
@@ -163,6 +167,7 @@ class Simulations:
         self.place = place
         self.probes: dict[Recipe, Probe] = {}
         self.refusals: dict[Recipe, Refusal] = {}
+        self.most_weight_bytes: int | None = None
         self._before: dict[Recipe, Probe | Refusal] = {} if before is None else {**before.probes, **before.refusals}
         # A processor's operators are timed while they are simulated, and two that are timed at once slow each other.
         workers = 1 if place.personality.kind == CPU else WORKERS
@@ -211,7 +216,8 @@ class Simulations:
 
     def _simulated(self, recipe: Recipe, *, compiled: bool = False) -> Probe:
         doing = f"a training step of {self.subject.title} by the recipe {recipe_in_words(recipe)}"
-        found: Probe = self._pool.call(probe, self.subject, recipe, self.place, compiled=compiled, doing=doing)
+        limit = {} if self.most_weight_bytes is None else {"most_weight_bytes": self.most_weight_bytes}
+        found: Probe = self._pool.call(probe, self.subject, recipe, self.place, compiled=compiled, doing=doing, **limit)
         return found
 
     def _try(self, recipe: Recipe) -> Probe | Refusal:

@@ -26,6 +26,10 @@ MOST_PROBES = 80
 """Recipes that may be simulated for one budget, so that small models do not take long either."""
 WORTH = 0.002
 """Share of the best time by which a candidate must promise to be faster, to be worth a simulation."""
+_BETWEEN_SIZES = 0.985
+"""The same where two sizes of microbatch were simulated: of sizes between them composition rather promises too much."""
+_APART = 1.02
+"""Of two candidates the slower one is not simulated beside the faster where it promises so much less."""
 _GUESSES = 3
 """Candidates of which the fastest is looked for, once nothing is hoped of what was not simulated."""
 _CHOICES: Mapping[str, bool] = {"some blocks": False, "some blocks, some offloaded": True}
@@ -110,7 +114,7 @@ class Search:
             self.descend(capacity_bytes)
             if not self._spent and not self.variants.widen(capacity_bytes, self._limit(capacity_bytes)):
                 best = self.best(capacity_bytes)
-                if best is None or not self.variants.begin_from(best.recipe):
+                if best is None or not self.space.has(best.recipe) or not self.variants.begin_from(best.recipe):
                     break
         limit = self._limit(capacity_bytes)
         # Whatever is faster than the best and does not fit may fit when it is built elsewhere (`init`).
@@ -143,16 +147,20 @@ class Search:
                 chosen = self._most_promising(capacity_bytes, limit * NEARLY, at_once, far)
             if not chosen:
                 break
+            chosen = [one for one in chosen if one.seconds <= _APART * chosen[0].seconds]
             self.simulations.simulate(candidate.recipe for candidate in chosen)
             for candidate in chosen:
                 self._learn(candidate)
 
     def promising(self, capacity_bytes: int) -> Candidate | None:
-        """Returns the fastest recipe that should fit, that was not simulated, and that promises more than what was."""
+        """Returns the fastest recipe that should fit, that was not simulated, and that promises more than what was.
+
+        Choices that mix checkpointing and offload are left out: each takes a tenth of a second to solve.
+        """
         limit = self._limit(capacity_bytes)
         usual = statistics.median(self._bytes_factor.values()) if self._bytes_factor else 1.0
         guesses = []
-        for one in self._most_promising(capacity_bytes, limit, _GUESSES):  # in hope; now without
+        for one in self._most_promising(capacity_bytes, limit, _GUESSES, solved=False):  # in hope; now without
             seconds, need = one.composed
             slower = _of_relatives(self._seconds_factor, one.group, one.mode) or 1.0
             larger = _of_relatives(self._bytes_factor, one.group, one.mode) or usual
@@ -161,9 +169,12 @@ class Search:
         return fastest if fastest is not None and fastest.seconds < limit else None
 
     def _most_promising(
-        self, capacity_bytes: int, limit: float, count: int, closer: Farness | None = None
+        self, capacity_bytes: int, limit: float, count: int, closer: Farness | None = None, *, solved: bool = True
     ) -> list[Candidate]:
-        """The fastest candidates under a limit, one of each group; with `closer` only those closer to plain than that."""
+        """The fastest candidates under a limit, one of each group; with `closer` only those closer to plain than that.
+
+        `solved`: whether choices count that mix checkpointing and offload.
+        """
         found: list[Candidate] = []
         # Branch and bound: a group whose best imaginable time is over what was found is never composed.
         groups = sorted((self._bound(group), group) for group in self._groups())
@@ -171,7 +182,7 @@ class Search:
             worst = limit if len(found) < count else min(limit, max(candidate.seconds for candidate in found))
             if bound >= worst:
                 break
-            mine = [candidate for candidate in self._candidates(group, capacity_bytes) if candidate.seconds < limit]
+            mine = [one for one in self._candidates(group, capacity_bytes, solved=solved) if one.seconds < limit]
             if closer is not None:  # fewer fields for the same fidelity are tried one by one at the end
                 mine = [one for one in mine if farness(one.recipe, self.space.workload)[:-1] < closer[:-1]]
             found += heapq.nsmallest(1, mine, key=lambda candidate: candidate.seconds)
@@ -201,7 +212,9 @@ class Search:
         if self.compositions[group[0]].plain(group[1]) is not None:
             return 1.0
         near = _of_relatives(self._seconds_factor, group, mode)
-        return HOPE if near is None else near * (1 - WORTH)
+        if near is not None:
+            return near * (1 - WORTH)
+        return HOPE if self.variants.small_size is None else _BETWEEN_SIZES
 
     def _bytes_off(self, group: Group, mode: str) -> float:
         """The factor by which memory guesses were off."""
@@ -209,7 +222,7 @@ class Search:
             return self._bytes_factor[group, mode]
         return _of_relatives(self._bytes_factor, group, mode) or 1.0
 
-    def _candidates(self, group: Group, capacity_bytes: int) -> Iterator[Candidate]:
+    def _candidates(self, group: Group, capacity_bytes: int, *, solved: bool = True) -> Iterator[Candidate]:
         """Recipes of a group that should fit and were not simulated."""
         variant, size, update = group
         composition = self.compositions[variant]
@@ -224,6 +237,8 @@ class Search:
             yield from self._candidate(group, mode, (seconds, need), (*common, change), capacity_bytes)
         names = composition.large.recorded.block_names
         for mode, offloads in _CHOICES.items():
+            if offloads and not solved:
+                continue
             room = capacity_bytes / self._bytes_off(group, mode)
             chosen = composition.chosen(size, update, room, offloads=offloads)
             if chosen is None or not any(chosen.blocks.values()):

@@ -50,8 +50,11 @@ class Variants:
 
     @property
     def small_size(self) -> int | None:
-        """The small microbatch that is simulated besides the largest."""
-        wanted = max(self._sizes[0] // 8, 1)
+        """The small microbatch that is simulated besides the largest; of one sample only where there is no other.
+
+        The more pieces, the longer a simulation: three of them stand for all.
+        """
+        wanted = max(self._sizes[0] // 8, 2)
         return min(self._sizes[1:], key=lambda size: (abs(size - wanted), size), default=None)
 
     # Which are worth composing -------------------------------------------------------------------------------------
