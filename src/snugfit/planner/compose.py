@@ -14,7 +14,7 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from snugfit.planner.probe import Probe
 from snugfit.planner.profile import OUTSIDE, Label, Row
@@ -27,6 +27,8 @@ _UNIT_BYTES = 2**20
 """Bytes are given to the solver in MiB, near which its tolerances lie."""
 _ALIKE = 1.02
 """Blocks whose bytes cost so nearly the same time are as good as one another."""
+_MUCH, _LITTLE = 1.5, 1.1
+"""What is so many times slower than something that needs hardly more than it, is of no use."""
 _FEASIBLE = 2
 """What HiGHS calls a solution that keeps to all constraints."""
 
@@ -146,6 +148,26 @@ class Composition:
             other = constant + (row.other_bytes - constant) * size / self.largest
             highest = max(highest, self._held(label, row, size, update) + other)
         return highest * overhead(probe)
+
+    def least_bytes(self, size: int) -> float:
+        """Returns the least that a step can need at a microbatch size: all blocks computed again, their inputs away."""
+        probe = self.recompute or self.large
+        inputs = sum(probe.profile.saved_bytes) * size / self.largest
+        return min(self.point_bytes(probe, size, update) for update in self.updates) - inputs * overhead(probe)
+
+    def gains_by(self, probe: Probe, others: Iterable[Probe]) -> bool:
+        """Returns whether doing something to all blocks (`probe`) gains over choices of blocks, and over the `others`."""
+        if probe is self.offload and self.recompute is not None:
+            recompute, offload = self.treatments(self.largest)
+            if recompute is not None and _cheaper(offload, recompute):
+                return True
+        chosen = self.chosen(self.largest, PLAIN, probe.need_bytes, offloads=False)
+        if chosen is not None:
+            return probe.seconds < chosen.seconds
+        known = [one for one in (*others, self.recompute) if one is not None]
+        return not any(
+            _MUCH * one.seconds < probe.seconds and one.need_bytes <= _LITTLE * probe.need_bytes for one in known
+        )
 
     def chosen(self, size: int, update: str, capacity_bytes: float, *, offloads: bool) -> Composed | None:
         """Returns the cheapest choice of blocks that fits.

@@ -76,6 +76,7 @@ class Planner:
         self.margin = margin_for(place.personality.kind, place.card.context)
         self._searches: dict[Recipe, Search] = {}
         self._led_by: Search | None = None
+        self._no_use: set[str] = set()
         self._check = check
         self._checked: Checked | None = None
         self._too_heavy: TooHeavyError | None = None
@@ -98,7 +99,7 @@ class Planner:
     def _search_in(self, space: Space) -> Search:
         """The search of one way to share, after it has simulated what it starts from."""
         if space.base not in self._searches:
-            self._searches[space.base] = Search(space)
+            self._searches[space.base] = Search(space, self._no_use)
         return self._searches[space.base]
 
     def space(self) -> Space:

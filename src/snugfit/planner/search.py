@@ -59,14 +59,14 @@ class Candidate:
 class Search:
     """Looks for the fastest recipe within a capacity, and keeps what it learned for the next capacity."""
 
-    def __init__(self, space: Space) -> None:
-        """Simulates what composition starts from."""
+    def __init__(self, space: Space, no_use: set[str] | None = None) -> None:
+        """Simulates what composition starts from; `no_use`: as for `Variants`, shared by several searches."""
         self.simulations, self.space = space.simulations, space
         self._seconds_factor: dict[tuple[Group, str], float] = {}
         self._bytes_factor: dict[tuple[Group, str], float] = {}
         self._take_switches()
         self.sizes = self.space.sizes() or [self.space.batch or 1]
-        self.variants = Variants(self.space, self.sizes)
+        self.variants = Variants(self.space, self.sizes, set() if no_use is None else no_use)
         self.renew()
 
     def _take_switches(self) -> None:
