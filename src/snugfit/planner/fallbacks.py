@@ -44,23 +44,28 @@ def fallbacks_of(search: Search, best: Probe) -> tuple[Recipe, ...]:
     Recipes, each needing less memory than the one before; none where nothing needs less than the plan.
     """
     space = search.space
-    for more in (_composed(search, best), _lent(space, best), _turned_up(space, best)):
+    for more in (_composed, _lent, _turned_up):
         if len(_chain(space, best)) >= ENOUGH:
             break
-        space.simulations.simulate(more)
+        space.simulations.simulate(more(search, best))
     return _chain(space, best) or _chain(space, best, less=ANY_LESS)
 
 
 def _composed(search: Search, best: Probe) -> Iterator[Recipe]:
     """Recipes that promise to fit into less and that a run by the plan may change over to."""
+
+    def follows(recipe: Recipe) -> bool:
+        return may_follow(best.recipe, recipe, search.space.workload)
+
     for share in _SHARES if best.recipe.compile == "none" else ():
-        found = search.promising(int(share * best.need_bytes))
-        if found is not None and may_follow(best.recipe, found.recipe, search.space.workload):
+        found = search.promising(int(share * best.need_bytes), follows)
+        if found is not None:
             yield found.recipe
 
 
-def _lent(space: Space, best: Probe) -> list[Recipe]:
+def _lent(search: Search, best: Probe) -> list[Recipe]:
     """The plan's recipe with those fields of leaner recipes that may change in a run."""
+    space = search.space
     found: dict[Recipe, None] = {}
     for other in sorted(space.usable(), key=lambda one: (one.seconds, one.need_bytes)):
         if other.need_bytes >= best.need_bytes:
@@ -80,8 +85,9 @@ def _chain(space: Space, best: Probe, *, less: float = LESS) -> tuple[Recipe, ..
     return ever_leaner(known, best.recipe, best.need_bytes, space.workload, less=less)
 
 
-def _turned_up(space: Space, best: Probe) -> Iterator[Recipe]:
+def _turned_up(search: Search, best: Probe) -> Iterator[Recipe]:
     """The plan's recipe with more of everything that saves memory: each alone, smaller microbatches, all together."""
+    space = search.space
     own = best.recipe.to_mapping()
     saving = space.effective(_SAVING)
     sizes: list[Changes] = [{SIZE: size} for size in _smaller(space, best.recipe)]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import heapq
 import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from snugfit.planner.closeness import NEARLY, Farness, closest, farness
 from snugfit.planner.compose import Composition
@@ -152,15 +152,18 @@ class Search:
             for candidate in chosen:
                 self._learn(candidate)
 
-    def promising(self, capacity_bytes: int) -> Candidate | None:
+    def promising(self, capacity_bytes: int, among: Callable[[Recipe], bool] | None = None) -> Candidate | None:
         """Returns the fastest recipe that should fit, that was not simulated, and that promises more than what was.
 
         Choices that mix checkpointing and offload are left out: each takes a tenth of a second to solve.
+
+        `among`: which recipes count, however long they take; None: all that promise more than what was simulated.
         """
-        limit = self._limit(capacity_bytes)
+        limit = self._limit(capacity_bytes) if among is None else float("inf")
         usual = statistics.median(self._bytes_factor.values()) if self._bytes_factor else 1.0
         guesses = []
-        for one in self._most_promising(capacity_bytes, limit, _GUESSES, solved=False):  # in hope; now without
+        # Found in hope, which is left out now.
+        for one in self._most_promising(capacity_bytes, limit, _GUESSES, solved=False, among=among):
             seconds, need = one.composed
             slower = _of_relatives(self._seconds_factor, one.group, one.mode) or 1.0
             larger = _of_relatives(self._bytes_factor, one.group, one.mode) or usual
@@ -169,11 +172,19 @@ class Search:
         return fastest if fastest is not None and fastest.seconds < limit else None
 
     def _most_promising(
-        self, capacity_bytes: int, limit: float, count: int, closer: Farness | None = None, *, solved: bool = True
+        self,
+        capacity_bytes: int,
+        limit: float,
+        count: int,
+        closer: Farness | None = None,
+        *,
+        solved: bool = True,
+        among: Callable[[Recipe], bool] | None = None,
     ) -> list[Candidate]:
         """The fastest candidates under a limit, one of each group; with `closer` only those closer to plain than that.
 
         `solved`: whether choices count that mix checkpointing and offload.
+        `among`: which recipes count; None: all.
         """
         found: list[Candidate] = []
         # Branch and bound: a group whose best imaginable time is over what was found is never composed.
@@ -183,6 +194,8 @@ class Search:
             if bound >= worst:
                 break
             mine = [one for one in self._candidates(group, capacity_bytes, solved=solved) if one.seconds < limit]
+            if among is not None:
+                mine = [one for one in mine if among(one.recipe)]
             if closer is not None:  # fewer fields for the same fidelity are tried one by one at the end
                 mine = [one for one in mine if farness(one.recipe, self.space.workload)[:-1] < closer[:-1]]
             found += heapq.nsmallest(1, mine, key=lambda candidate: candidate.seconds)
@@ -212,6 +225,10 @@ class Search:
         if self.compositions[group[0]].plain(group[1]) is not None:
             return 1.0
         near = _of_relatives(self._seconds_factor, group, mode)
+        if near is None:  # what was wrong about this size is wrong whatever is done to blocks
+            alike = [(one[0], off) for (one, _), off in self._seconds_factor.items() if one[1] == group[1]]
+            mine = [off for variant, off in alike if variant == group[0]] or [off for _, off in alike]
+            near = min(mine, default=None)
         if near is not None:
             return near * (1 - WORTH)
         return HOPE if self.variants.small_size is None else _BETWEEN_SIZES

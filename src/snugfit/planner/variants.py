@@ -155,12 +155,14 @@ class Variants:
         if built:
             self.changes[name] = change = {**change, **built}
             probe = space.seen(change, large) or probe
-        updates = self._updates(change, probe)
-        if capacity_bytes is not None and min(one.profile.outside_bytes for one in updates.values()) > capacity_bytes:
-            return False
         small = [] if self.small_size is None else [(change, space.size_change(self.small_size))]
         everything = EVERYWHERE["recompute"]
-        space.simulate((change, large, everything), *small)
+        soon = [(change, large, everything), *small]
+        surely = capacity_bytes is None or probe.profile.outside_bytes <= capacity_bytes
+        updates = self._updates(change, probe, soon if surely else [])
+        if capacity_bytes is not None and min(one.profile.outside_bytes for one in updates.values()) > capacity_bytes:
+            return False
+        space.simulate(*soon)
         composition = self._composition(change, probe, updates)
         if capacity_bytes is not None and composition.least_bytes(self._sizes[-1]) > _ROOM * capacity_bytes:
             return False
@@ -188,8 +190,11 @@ class Variants:
             updates=updates,
         )
 
-    def _updates(self, variant: Changes, probe: Probe) -> dict[str, Probe]:
-        """A variant with every way of updating: as simulated, or guessed from the two apart."""
+    def _updates(self, variant: Changes, probe: Probe, soon: Sequence[Sequence[Changes]]) -> dict[str, Probe]:
+        """A variant with every way of updating: as simulated, or guessed from the two apart.
+
+        `soon`: what is simulated beside, because it is needed next.
+        """
         space, large = self._space, self._space.size_change(self._sizes[0])
         (held, gradients), weights = probe.profile.held_bytes, probe.profile.weight_bytes
         if held - weights + gradients < _HARDLY * weights:
@@ -198,7 +203,7 @@ class Variants:
             if len(known.updates) > 1 and known.large.profile.held_bytes == probe.profile.held_bytes:
                 return {name: _shifted(probe, known.large, seen) for name, seen in known.updates.items()}
         alone = [change for kind in self._updates_by_kind for change in kind]
-        space.simulate(*((variant, large, change) for change in alone))
+        space.simulate(*((variant, large, change) for change in alone), *soon)
         found: dict[str, Probe] = {}
         for name, change in self.updates.items():
             parts = [space.seen(variant, large, one) for one in alone if one.items() <= change.items()]
