@@ -166,8 +166,8 @@ class Expansion:
         self._bounds = self._long.bounds()
         # In the first of alike stretches they keep their place; in a later one nobody knows which of them it would be.
         inside = {place for column in self._pattern.columns() for place in column}
-        of_shorter = self._short.bounds()
-        first = {long for short, long in self._pattern.beginnings() if short in of_shorter}
+        bounds = self._short.bounds()
+        first = {long for short, long in self._pattern.beginnings() if short in bounds}
         times = [[one.times for one in trace.repeats] for trace in (shorter, longer)]
         if (inside & self._bounds) - first or times[0] != times[1]:
             raise NotAlike("microbatches repeat otherwise")
