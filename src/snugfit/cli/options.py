@@ -89,11 +89,11 @@ def add_fields(group: argparse._ArgumentGroup, infos: Iterable[FieldInfo], prefi
         _add_option(group, info, prefix + info.name, default)
 
 
-def add_shape_options(parser: argparse.ArgumentParser) -> None:
-    """Adds MODEL and what describes a batch without data, for commands that train nothing."""
+def add_shape_options(parser: argparse.ArgumentParser, *, optional: bool = False) -> None:
+    """Adds MODEL, which may be optional, and what describes a batch without data, for commands that train nothing."""
     add = parser.add_argument
     models = "torchvision:NAME, timm:NAME, hf:DIR_OR_CONFIG_JSON, hf:KIND or path/file.py:function"
-    add("model", metavar="MODEL", help=models)
+    add("model", metavar="MODEL", help=models, nargs="?" if optional else None)
     add_options(parser, groups.ShapeOptions)
     infos = field_infos(Assumptions)
     add(

@@ -7,18 +7,25 @@ Examples:
   snugfit plan torchvision:vit_b_16 --budget 8GiB --device rtx-3080 --maximize batch-size
   snugfit plan hf:llama/config.json --batch-size 8 --device rtx-4090 --gpus 8 --host-budget 512GiB
   snugfit plan torchvision:vit_h_14 --batch-size 64 --device rtx-3090 --gpus auto
+  snugfit plan --from plan.json --budget 10GiB      (plan.json: what --json printed, or -o plan.json wrote)
 
 Any recipe option given here is a pin: --precision bf16-mixed plans for that number format. The budget is that of each GPU;
 --gpus auto (or --minimize gpus) finds the fewest that do it, and says how long a step takes on 1, 2, 4, 8, ... of them.
+A plan keeps what its search has found for all budgets: --from answers another one at once, of what was simulated then.
 """
 
 from __future__ import annotations
 
 import argparse
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 from snugfit.cli import groups, options, output
 from snugfit.errors import InputError
+from snugfit.units import parse_bytes
+
+if TYPE_CHECKING:
+    from snugfit.planner.plan_result import Plan
 
 
 class PlanOptions:
@@ -36,9 +43,22 @@ class PlanOptions:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `snugfit plan`."""
-    options.add_shape_options(parser)
+    options.add_shape_options(parser, optional=True)
+    parser.add_argument(
+        "--from",
+        dest="earlier",
+        metavar="FILE",
+        type=output.some_path,
+        help="in place of a model: the JSON of an earlier plan, which answers another --budget of the same work at once",
+    )
     options.add_options(parser, PlanOptions, "device", "maximize", "minimize")
-    parser.add_argument("-o", "--output", metavar="FILE", type=output.some_path, help="also write the recipe, as YAML")
+    parser.add_argument(
+        "-o",
+        "--output",
+        metavar="FILE",
+        type=output.some_path,
+        help="also write the recipe, as YAML; FILE.json: the whole plan, as --json prints it",
+    )
     options.add_options(parser, PlanOptions, "figure")
     output.add_json_option(parser)
     options.add_options(parser.add_argument_group("memory budget"), groups.BudgetOptions)
@@ -48,6 +68,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Plans, and prints the result."""
+    if args.earlier is not None:
+        return _from_earlier(args)
+    if args.model is None:
+        raise InputError("the following arguments are required: MODEL (or --from FILE); see `snugfit plan --help`.")
     from snugfit.planner.maximize import MAXIMIZED
     from snugfit.planner.plan import plan_named
 
@@ -73,6 +97,36 @@ def run(args: argparse.Namespace) -> int:
         maximize=args.maximize,
         fewest_gpus=fewest,
     )
-    output.write_file(args.output, plan.recipe.to_yaml)
+    output.write_file(args.output, lambda path: _write(path, plan))
     output.write_file(args.figure, plan.draw)
     return output.print_result(plan, as_json=args.json)
+
+
+def _write(path: Path, plan: Plan) -> None:
+    if path.suffix.lower() == ".json":
+        path.write_text(plan.to_json() + "\n", encoding="utf-8")
+    else:
+        plan.recipe.to_yaml(path)
+
+
+def _from_earlier(args: argparse.Namespace) -> int:
+    """Answers a budget from an earlier plan; nothing is simulated."""
+    from snugfit.planner.budgets import budgets_in
+
+    asked = argparse.ArgumentParser()
+    add_arguments(asked)
+    may = {"earlier", "budget", "output", "json"}
+    for name, value in vars(args).items():
+        if name not in (*may, "run", "of_script") and value != asked.get_default(name):
+            word = next((a.option_strings[-1] for a in asked._actions if a.dest == name and a.option_strings), "MODEL")
+            raise InputError(
+                f"{word} is for a new plan, and --from answers with what an earlier one has found. Leave one of them out; "
+                "beside --from there are --budget, -o and --json."
+            )
+    if args.budget is None:
+        raise InputError("--from answers another budget of an earlier plan: give --budget, for example --budget 10GiB.")
+    parse_bytes(args.budget, what="budget")
+    output.check_files(args, output=())
+    answer = budgets_in(args.earlier).at(args.budget)
+    output.write_file(args.output, answer.recipe.to_yaml)
+    return output.print_result(answer, as_json=args.json)

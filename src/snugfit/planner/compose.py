@@ -14,7 +14,7 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from snugfit.planner.probe import Probe
 from snugfit.planner.profile import OUTSIDE, Label, Row
@@ -27,6 +27,8 @@ _UNIT_BYTES = 2**20
 """Bytes are given to the solver in MiB, near which its tolerances lie."""
 _ALIKE = 1.02
 """Blocks whose bytes cost so nearly the same time are as good as one another."""
+_MUCH, _LITTLE = 1.5, 1.1
+"""What is so many times slower than something that needs hardly more than it, is of no use."""
 _FEASIBLE = 2
 """What HiGHS calls a solution that keeps to all constraints."""
 
@@ -145,7 +147,27 @@ class Composition:
             constant = min(self._constants.get(label, 0.0), row.other_bytes)
             other = constant + (row.other_bytes - constant) * size / self.largest
             highest = max(highest, self._held(label, row, size, update) + other)
-        return highest * _overhead(probe)
+        return highest * overhead(probe)
+
+    def least_bytes(self, size: int) -> float:
+        """Returns the least that a step can need at a microbatch size: all blocks computed again, their inputs away."""
+        probe = self.recompute or self.large
+        inputs = sum(probe.profile.saved_bytes) * size / self.largest
+        return min(self.point_bytes(probe, size, update) for update in self.updates) - inputs * overhead(probe)
+
+    def gains_by(self, probe: Probe, others: Iterable[Probe]) -> bool:
+        """Returns whether doing something to all blocks (`probe`) gains over choices of blocks, and over the `others`."""
+        if probe is self.offload and self.recompute is not None:
+            recompute, offload = self.treatments(self.largest)
+            if recompute is not None and _cheaper(offload, recompute):
+                return True
+        chosen = self.chosen(self.largest, PLAIN, probe.need_bytes, offloads=False)
+        if chosen is not None:
+            return probe.seconds < chosen.seconds
+        known = [one for one in (*others, self.recompute) if one is not None]
+        return not any(
+            _MUCH * one.seconds < probe.seconds and one.need_bytes <= _LITTLE * probe.need_bytes for one in known
+        )
 
     def chosen(self, size: int, update: str, capacity_bytes: float, *, offloads: bool) -> Composed | None:
         """Returns the cheapest choice of blocks that fits.
@@ -158,8 +180,8 @@ class Composition:
             return None
         used = [self.large, self.recompute, self.offload if offloads else None]
         # The lowest of them: a guess that turns out too low is corrected, one that is too high is never tried.
-        overhead = min(_overhead(probe) for probe in used if probe is not None)
-        room_bytes = capacity_bytes / overhead
+        factor = min(overhead(probe) for probe in used if probe is not None)
+        room_bytes = capacity_bytes / factor
         if self._outside(update) > room_bytes:
             return None
         found = None
@@ -175,7 +197,7 @@ class Composition:
             found = self._knapsack(size, update, room_bytes, usable)
         if found is None:
             return None
-        need = min(self.level(size, update, found) * overhead, capacity_bytes)
+        need = min(self.level(size, update, found) * factor, capacity_bytes)
         done = {"recompute": recompute, "offload": offload}
         blocks = {how: tuple(block for block in sorted(found) if found[block] is one) for how, one in done.items()}
         extra = sum(one.seconds[block] for block, one in found.items())
@@ -254,6 +276,15 @@ class Composition:
             highest = max(highest, level)
         return highest
 
+    def of_blocks(self, size: int, update: str, done: Mapping[str, Sequence[int] | None]) -> tuple[float, float] | None:
+        """Returns seconds and bytes of a step that does something (`recompute`, `offload`) to blocks of some indices."""
+        ways = dict(zip(("recompute", "offload"), self.treatments(size), strict=True))
+        if any(ways[how] is None for how, blocks in done.items() if blocks):
+            return None
+        taken = {block: one for how, blocks in done.items() if (one := ways[how]) is not None for block in blocks or ()}
+        extra = sum(one.seconds[block] for block, one in taken.items())
+        return self.plain_seconds(size, update) + extra, self.level(size, update, taken) * overhead(self.large)
+
     def _outside(self, update: str) -> float:
         return self.updates[update].profile.outside_bytes
 
@@ -325,7 +356,7 @@ def _device_passes(probe: Probe) -> float:
     return max(probe.timing.device_seconds - probe.timing.phase_seconds.get(ON_UPDATE, 0.0), 0.0)
 
 
-def _overhead(probe: Probe) -> float:
-    """A recipe's need over the bytes of its tensors: the allocator's rounding and fragments."""
+def overhead(probe: Probe) -> float:
+    """Returns a recipe's need over the bytes of its tensors: the allocator's rounding and fragments."""
     highest = max([probe.profile.outside_bytes, *(row.total_bytes for row in probe.profile.rows.values())])
     return max(probe.need_bytes / max(highest, 1), 1.0)

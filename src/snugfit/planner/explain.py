@@ -1,17 +1,20 @@
-"""Why a plan is as it is: a sentence for every field of the recipe, with numbers from simulations that were made.
+"""Why a plan is as it is: a sentence for every field of the recipe, with numbers of the plan with that one field changed.
 
-What a technique saves and costs is read off the plan itself and the plan with that one field changed, which was simulated
-too (`closeness.py`). Where changing it takes another field along, the sentence names that one.
+For a field that is on that recipe was simulated (`closeness.py`); where changing it takes another field along, the sentence
+names that one. For a field that is off it was simulated or is composed (`one_change.py`), and the sentence says which.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Iterator
 
 from snugfit.fidelity import fidelity
 from snugfit.fields import as_typed, field_infos
-from snugfit.planner.closeness import turned_back
+from snugfit.planner.budgets import BudgetPoint, Budgets
+from snugfit.planner.closeness import NEARLY, turned_back
+from snugfit.planner.one_change import Changed, changed, differing
 from snugfit.planner.probe import Probe
+from snugfit.planner.search import Search
 from snugfit.planner.space import BY_BLOCK, EVERYWHERE, SIZE, Space, choices_of
 from snugfit.recipe import Recipe
 from snugfit.techniques import TECHNIQUES
@@ -28,9 +31,14 @@ for _row in TECHNIQUES:
         _FIRST.setdefault(_row.fields[0], {}).setdefault(_choice.level, _choice.changes)
 
 
-def reasons(space: Space, best: Probe, capacity_bytes: int) -> dict[str, str]:
+_SAME = 0.002
+"""Part of what a plan needs below which a composed difference is none."""
+
+
+def reasons(search: Search, best: Probe, capacity_bytes: int) -> dict[str, str]:
     """Returns field -> a sentence that says why the field is as it is."""
-    constraints, plain = space.constraints, Recipe()
+    space, plain = search.space, Recipe()
+    constraints = space.constraints
     found: dict[str, str] = {}
     for name in field_infos(Recipe):
         value = getattr(best.recipe, name)
@@ -43,7 +51,7 @@ def reasons(space: Space, best: Probe, capacity_bytes: int) -> dict[str, str]:
         elif value != getattr(plain, name):
             found[name] = f"{_in_words(best, name)}: {_why_on(space, best, name, capacity_bytes)}"
         else:
-            found[name] = f"off: {_why_off(space, best, name, capacity_bytes)}"
+            found[name] = f"off: {_why_off(search, best, name, capacity_bytes)}"
     return found
 
 
@@ -70,10 +78,9 @@ def _why_on(space: Space, best: Probe, name: str, capacity_bytes: int) -> str:
     if seen is None:
         refusal = space.simulations.refusals.get(back)
         return (refusal.reason.rstrip(".") if refusal else planning.because or "without it the step takes longer") + "."
-    along = [other for other in _differing(back, best.recipe, (name,)) if _OWNERS[other].planning.follows is None]
+    along = [other for other in differing(back, best.recipe) if other != name]
     text = f"without {' and '.join(['it', *along])} a step {_change(best, seen)}"
-    if seen.need_bytes > capacity_bytes:
-        text += ", which does not fit"
+    text += f"{', which does not fit' if seen.need_bytes > capacity_bytes else ''} (simulated)"
     by = planning.by_block
     if by is not None and by.in_words:
         everything = space.simulations.probes.get(best.recipe.replace(**EVERYWHERE[by.how]))
@@ -96,8 +103,8 @@ def _change(best: Probe, other: Probe) -> str:
     return f"{memory} and is {format_seconds(abs(slower))} {'slower' if slower > 0 else 'faster'}"
 
 
-def _why_off(space: Space, best: Probe, name: str, capacity_bytes: int) -> str:
-    planning = _OWNERS[name].planning
+def _why_off(search: Search, best: Probe, name: str, capacity_bytes: int) -> str:
+    space, planning = search.space, _OWNERS[name].planning
     plan = Planned(
         workload=space.workload,
         switchable=_OWNERS[name].name in best.recorded.switchable,
@@ -107,33 +114,57 @@ def _why_off(space: Space, best: Probe, name: str, capacity_bytes: int) -> str:
     known = planning.off(name, plan) if planning.off is not None else ""
     if known:
         return f"{known}."
-    if name == SIZE:
-        choices: list[Changes] = [space.size_change(size) for size in space.sizes()[1:4]]
-        if not choices and space.batch is not None and space.batch > 1:
-            choices = [{SIZE: space.batch // 2}]
-    else:
-        first = _FIRST.get(name, {})
-        choices = [first[level] for level in LEVELS if level in first]
-    beside = [probe for probe in space.usable() if _differs_in(probe.recipe, best.recipe, name)]
+    beside = [probe for probe in space.usable() if differing(probe.recipe, best.recipe) == [name]]
     if beside:
         other = min(beside, key=lambda probe: (probe.seconds, probe.need_bytes))
-        saved, cost = best.need_bytes - other.need_bytes, other.seconds - best.seconds
-        fits = "it is not needed: " if best.need_bytes + max(saved, 0) <= capacity_bytes and cost >= 0 else ""
-        what = as_typed(getattr(other.recipe, name))
-        given = "" if what == "True" else f"{name}={what} " if len(what) < 40 else "on some blocks it "
-        return f"{fits}{given or 'it '}{_trade(saved, cost)}{_instead(best, name)}."
+        seen = Changed(other.recipe, other.need_bytes, other.seconds, simulated=True)
+        return f"{_with_it(best, seen, name, capacity_bytes)}{_instead(best, name)}."
+    choices = _choices(space, best, name)
     for change in choices:
         refusal = _refusal(space, best, name, change)
         if refusal is not None:
             return refusal
+    for change in choices:
+        for made in space.allowed(best.recipe.to_mapping(), change):
+            composed = changed(search, best, made) if differing(made, best.recipe) == [name] else None
+            if composed is not None:
+                return f"{_with_it(best, composed, name, capacity_bytes)}{_instead(best, name)}."
     belongs = "" if name == _OWNERS[name].fields[0] else f"it belongs to {_OWNERS[name].fields[0]}"
-    return (planning.because or belongs or f"nothing that was simulated is better with it{_instead(best, name)}") + "."
+    return (
+        planning.because or belongs or f"what it would do beside the rest was not simulated{_instead(best, name)}"
+    ) + "."
 
 
-def _differs_in(recipe: Recipe, other: Recipe, name: str) -> bool:
-    """Whether two recipes differ in a field and in what follows from it, and in nothing else."""
-    names = [one for one in _differing(recipe, other) if _OWNERS[one].planning.follows is None]
-    return names == [name]
+def _choices(space: Space, best: Probe, name: str) -> list[Changes]:
+    """What may be asked of a field that is off: a few sizes, the blocks that are left, the first choice of each level."""
+    if name == SIZE:
+        sizes = [space.size_change(size) for size in space.sizes()[1:4]]
+        return sizes or ([{SIZE: space.batch // 2}] if space.batch is not None and space.batch > 1 else [])
+    first = _FIRST.get(name, {})
+    return [*_blocks_left(best, name), *(first[level] for level in LEVELS if level in first)]
+
+
+def _blocks_left(best: Probe, name: str) -> Iterator[Changes]:
+    """What is done to some blocks, done to all to which the plan does nothing else."""
+    by, names = _OWNERS[name].planning.by_block, best.recorded.block_names
+    for field, other in BY_BLOCK.values() if by is not None else ():
+        taken = other.chosen(getattr(best.recipe, field), names) if field != name else None
+        if by is not None and taken:
+            yield {name: by.value([block for block in range(len(names)) if block not in taken], names)}
+
+
+def _with_it(best: Probe, other: Changed, name: str, capacity_bytes: int) -> str:
+    """What a field that is off would change, in words."""
+    saved, cost = best.need_bytes - other.need_bytes, other.seconds - best.seconds
+    if not other.simulated and abs(saved) < _SAME * best.need_bytes:
+        saved = 0
+    unneeded = "it is not needed: " if saved > 0 and cost >= 0 else ""
+    what = as_typed(getattr(other.recipe, name))
+    given = "it" if what == "True" else f"{name}={what}" if len(what) < 40 else "on some blocks it"
+    text = f"{unneeded}{given} {_trade(saved, cost)} ({other.source})"
+    if other.need_bytes > capacity_bytes:
+        return f"{text}, which does not fit"
+    return f"{text}, too little for one field more" if 0 < -cost <= (NEARLY - 1) * best.seconds else text
 
 
 def _instead(best: Probe, name: str) -> str:
@@ -161,9 +192,9 @@ def _refusal(space: Space, best: Probe, name: str, change: Changes) -> str | Non
     return None
 
 
-def _differing(one: Recipe, other: Recipe, without: Collection[str] = ()) -> list[str]:
-    """The fields in which two recipes differ, without some."""
-    return [name for name in field_infos(Recipe) if name not in without and getattr(one, name) != getattr(other, name)]
+def _differing(one: Recipe, other: Recipe) -> list[str]:
+    """The fields in which two recipes differ."""
+    return [name for name in field_infos(Recipe) if getattr(one, name) != getattr(other, name)]
 
 
 def _trade(saved_bytes: int, cost_seconds: float) -> str:
@@ -177,27 +208,30 @@ def _trade(saved_bytes: int, cost_seconds: float) -> str:
     return f"{memory} and make a step {format_seconds(-cost_seconds)} faster"
 
 
-def neighbours(usable: list[Probe], best: Probe, budget_of: Callable[[int], int]) -> tuple[str, ...]:
-    """Returns at most two sentences on what a little more or less budget would change; `budget_of`: need -> budget."""
-    lines = []
-    faster = [probe for probe in usable if probe.seconds < 0.998 * best.seconds]
+def neighbours(budgets: Budgets, best: Probe, budget_of: Callable[[int], int]) -> tuple[str, ...]:
+    """Returns at most three sentences on what a little more or less budget would change; `budget_of`: need -> budget."""
+    lines, known = [], (*budgets.points, *budgets.composed)
+    faster = [
+        point for point in known if point.step_seconds < 0.998 * best.seconds and point.need_bytes > best.need_bytes
+    ]
     if faster:
-        more = min(faster, key=lambda probe: (probe.need_bytes, probe.seconds))
-        lines.append(
-            f"from {format_bytes(budget_of(more.need_bytes))} on a step takes {format_seconds(more.seconds)} "
-            f"({_difference(more.recipe, best.recipe)})"
-        )
+        more = min(faster, key=lambda point: (point.need_bytes, point.step_seconds))
+        lines.append(f"from {format_bytes(budget_of(more.need_bytes))} on a step takes {_step_of(more, best)}")
     else:
-        lines.append("more budget makes no simulated step faster")
+        lines.append("more budget makes no step faster that was simulated or composed")
     lines.append(f"this recipe would still fit {format_bytes(budget_of(best.need_bytes))}")
-    less = [probe for probe in usable if probe.need_bytes < 0.995 * best.need_bytes]
+    less = [point for point in known if point.need_bytes < 0.995 * best.need_bytes]
     if less:
-        next_one = min(less, key=lambda probe: (probe.seconds, probe.need_bytes))
+        next_one = min(less, key=lambda point: (point.step_seconds, point.need_bytes))
         lines.append(
-            f"below that a step takes {format_seconds(next_one.seconds)} down to "
-            f"{format_bytes(budget_of(next_one.need_bytes))} ({_difference(next_one.recipe, best.recipe)})"
+            f"below that a step takes {_step_of(next_one, best)} down to {format_bytes(budget_of(next_one.need_bytes))}"
         )
     return tuple(lines)
+
+
+def _step_of(point: BudgetPoint, best: Probe) -> str:
+    source = "simulated" if point.simulated else "composed"
+    return f"{format_seconds(point.step_seconds)} ({source}: {_difference(point.recipe, best.recipe)})"
 
 
 def _difference(recipe: Recipe, other: Recipe) -> str:

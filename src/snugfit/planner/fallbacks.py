@@ -11,17 +11,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from snugfit.errors import RecipeError
+from snugfit.planner.leaner import LESS, ever_leaner, may_follow
 from snugfit.planner.probe import Probe
+from snugfit.planner.search import Search
 from snugfit.planner.space import SIZE, Space
 from snugfit.recipe import Recipe
 from snugfit.techniques import TECHNIQUES
 from snugfit.techniques.planning import Changes
-from snugfit.training.changeable import CHANGEABLE, problems_of_change
+from snugfit.training.changeable import CHANGEABLE
 
-LESS, ANY_LESS = 0.97, 0.995
-"""A fallback needs at most this part of what the one before it needs; where none does, one that saves anything will do."""
+ANY_LESS = 0.995
+"""Where no fallback needs as little as `LESS` says, one will do that needs at most this part."""
 ENOUGH = 2
 """With fewer fallbacks among what was simulated, the plan's recipe is turned up."""
+_SHARES = (0.85, 0.6)
+"""Parts of what the plan needs for which a fallback is composed."""
 MOST_LENT = 8
 """Recipes that are simulated because another one lends its fields, at most."""
 _SAVING: list[Changes] = [
@@ -34,24 +38,34 @@ _SAVING: list[Changes] = [
 A first choice that does not need the least is milder than what a fallback is for."""
 
 
-def fallbacks_of(space: Space, best: Probe) -> tuple[Recipe, ...]:
+def fallbacks_of(search: Search, best: Probe) -> tuple[Recipe, ...]:
     """Returns the fallbacks of a plan.
 
     Recipes, each needing less memory than the one before; none where nothing needs less than the plan.
     """
-    if len(_chain(space, best)) < ENOUGH:
-        space.simulations.simulate(_lent(space, best))
-    if len(_chain(space, best)) < ENOUGH:
-        space.simulations.simulate(_turned_up(space, best))
-    return tuple(probe.recipe for probe in _chain(space, best) or _chain(space, best, less=ANY_LESS))
+    space = search.space
+    for more in (_composed, _lent, _turned_up):
+        if len(_chain(space, best)) >= ENOUGH:
+            break
+        space.simulations.simulate(more(search, best))
+    return _chain(space, best) or _chain(space, best, less=ANY_LESS)
 
 
-def _may_follow(space: Space, best: Probe, recipe: Recipe) -> bool:
-    return next(problems_of_change(best.recipe, recipe, space.workload), None) is None
+def _composed(search: Search, best: Probe) -> Iterator[Recipe]:
+    """Recipes that promise to fit into less and that a run by the plan may change over to."""
+
+    def follows(recipe: Recipe) -> bool:
+        return may_follow(best.recipe, recipe, search.space.workload)
+
+    for share in _SHARES if best.recipe.compile == "none" else ():
+        found = search.promising(int(share * best.need_bytes), follows)
+        if found is not None:
+            yield found.recipe
 
 
-def _lent(space: Space, best: Probe) -> list[Recipe]:
+def _lent(search: Search, best: Probe) -> list[Recipe]:
     """The plan's recipe with those fields of leaner recipes that may change in a run."""
+    space = search.space
     found: dict[Recipe, None] = {}
     for other in sorted(space.usable(), key=lambda one: (one.seconds, one.need_bytes)):
         if other.need_bytes >= best.need_bytes:
@@ -61,25 +75,21 @@ def _lent(space: Space, best: Probe) -> list[Recipe]:
         except RecipeError:  # they do not go with the fields that stay
             continue
         refused = space.constraints.refusal(recipe, space.workload) is not None
-        if recipe not in space.simulations.probes and not refused and _may_follow(space, best, recipe):
+        if recipe not in space.simulations.probes and not refused and may_follow(best.recipe, recipe, space.workload):
             found[recipe] = None
     return list(found)[:MOST_LENT]
 
 
-def _chain(space: Space, best: Probe, *, less: float = LESS) -> list[Probe]:
-    """The fastest that needs less than the plan, then the fastest that needs less than that one, and so on."""
-    kept: list[Probe] = []
-    for probe in sorted(space.usable(), key=lambda one: (one.seconds, one.need_bytes)):
-        least = kept[-1].need_bytes if kept else best.need_bytes
-        if probe.need_bytes <= less * least and _may_follow(space, best, probe.recipe):
-            kept.append(probe)
-    return kept
+def _chain(space: Space, best: Probe, *, less: float = LESS) -> tuple[Recipe, ...]:
+    known = ((probe.seconds, probe.need_bytes, probe.recipe) for probe in space.usable())
+    return ever_leaner(known, best.recipe, best.need_bytes, space.workload, less=less)
 
 
-def _turned_up(space: Space, best: Probe) -> Iterator[Recipe]:
+def _turned_up(search: Search, best: Probe) -> Iterator[Recipe]:
     """The plan's recipe with more of everything that saves memory: each alone, smaller microbatches, all together."""
+    space = search.space
     own = best.recipe.to_mapping()
-    saving = space.effective(_SAVING, best)
+    saving = space.effective(_SAVING)
     sizes: list[Changes] = [{SIZE: size} for size in _smaller(space, best.recipe)]
     everything: dict[str, object] = {}
     for change in (*saving, *sizes[-1:]):

@@ -14,10 +14,13 @@ above that is inside the margin: of a whole card 3 % is more, and in a small bud
 from __future__ import annotations
 
 import dataclasses
+from typing import TYPE_CHECKING
 
-from snugfit.contexts import Context
 from snugfit.device_kinds import CPU, CUDA
 from snugfit.units import format_bytes
+
+if TYPE_CHECKING:
+    from snugfit.contexts import Context
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

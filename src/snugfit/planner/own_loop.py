@@ -29,4 +29,5 @@ def without_loop(
 def for_own_loop(found: Plan) -> Plan:
     """Returns a plan whose reasons say which fields are the loop's, without fallbacks."""
     theirs = dict.fromkeys(LOOP_FIELDS & found.reasons.keys(), "off: it belongs to the loop.")
-    return dataclasses.replace(found, reasons={**found.reasons, **theirs}, fallbacks=(), rivals=())
+    budgets = dataclasses.replace(found.budgets, may_change=False)
+    return dataclasses.replace(found, reasons={**found.reasons, **theirs}, fallbacks=(), rivals=(), budgets=budgets)

@@ -10,6 +10,7 @@ from typing import Any
 
 from snugfit.fidelity import Fidelity
 from snugfit.fields import as_data
+from snugfit.planner.budgets import BudgetAnswer, Budgets
 from snugfit.planner.elsewhere import Elsewhere
 from snugfit.planner.rivals import Rival
 from snugfit.recipe import Recipe
@@ -78,6 +79,8 @@ class Plan:
     """What a little more or less budget would change."""
     simulated: int
     """How many recipes were simulated."""
+    budgets: Budgets
+    """What answers other budgets of the same work (`at`)."""
     traits: Mapping[str, bool] = dataclasses.field(default_factory=dict)
     """What a check of model and loss has found, fields of the workload; `snugfit.prepare` goes by it."""
     maximized: Mapping[str, int] = dataclasses.field(default_factory=dict)
@@ -94,6 +97,21 @@ class Plan:
         """Predicted seconds of a step."""
         assert self.estimate.step_seconds is not None
         return self.estimate.step_seconds
+
+    def at(self, budget: str | int) -> BudgetAnswer:
+        """Returns the best recipe for another budget of the same work, of those that the plan's search has simulated.
+
+        Args:
+            budget: Device memory, such as "10GiB", or bytes.
+
+        Returns:
+            The answer, which `snugfit.prepare` takes as it takes a plan; nothing is simulated for it.
+
+        Raises:
+            InputError: The budget is not understood.
+            DoesNotFitError: Nothing that was simulated fits; names the smallest budget.
+        """
+        return self.budgets.at(budget)
 
     def explain(self) -> str:
         """Returns the plan as text for a console: recipe, prediction, reasons, frontier."""

@@ -16,6 +16,7 @@ from snugfit.planner.constraints import Constraints
 from snugfit.planner.elsewhere import ways_elsewhere
 from snugfit.planner.explain import neighbours, reasons
 from snugfit.planner.fallbacks import fallbacks_of
+from snugfit.planner.for_budgets import budgets_of
 from snugfit.planner.margin import margin_for
 from snugfit.planner.other_cards import other_cards
 from snugfit.planner.plan_result import FrontierPoint, Plan
@@ -24,24 +25,25 @@ from snugfit.planner.refusal import Refusal, does_not_fit
 from snugfit.planner.rivals import rivals_of
 from snugfit.planner.search import MOST_OPERATORS, Search
 from snugfit.planner.separable import Check, Checked
-from snugfit.planner.sharing import fits_in, in_order, least_weights_of, may_win
+from snugfit.planner.sharing import fits_in, in_order, least_weights_of, may_win, narrowest
 from snugfit.planner.smallest import Smallest
 from snugfit.planner.space import EVERYWHERE, SIZE, Space
 from snugfit.recipe import Recipe
 from snugfit.run import Run
 from snugfit.simulator.prediction import Estimate, assemble
 from snugfit.simulator.subjects import Subject
+from snugfit.simulator.too_heavy import TooHeavyError
 from snugfit.techniques.batch_share import at_once, largest_share, sharers
 from snugfit.techniques.levels import LEVELS, Level
-from snugfit.techniques.shard import groups_of
+from snugfit.techniques.shard import groups_of, least_weights
 from snugfit.units import MIB, format_bytes
 
 if TYPE_CHECKING:
     from snugfit.workers.pool import Pool
     from snugfit.workload import Workload
 
-_LESS, _MORE = 0.85, 1.2
-"""Shares of the capacity that count as a little less and a little more."""
+_NEAR = 1.25
+"""Times the capacity that a recipe may need for something leaner to be found by the search itself."""
 _FAR = 2.0
 """Times the capacity that the leanest recipe of all may need before nothing more is tried: what single changes still save
 over what saves everything at once is a small part of it."""
@@ -74,8 +76,10 @@ class Planner:
         self.margin = margin_for(place.personality.kind, place.card.context)
         self._searches: dict[Recipe, Search] = {}
         self._led_by: Search | None = None
+        self._no_use: set[str] = set()
         self._check = check
         self._checked: Checked | None = None
+        self._too_heavy: TooHeavyError | None = None
 
     def __enter__(self) -> Planner:
         return self
@@ -95,18 +99,26 @@ class Planner:
     def _search_in(self, space: Space) -> Search:
         """The search of one way to share, after it has simulated what it starts from."""
         if space.base not in self._searches:
-            self._searches[space.base] = Search(space)
+            self._searches[space.base] = Search(space, self._no_use)
         return self._searches[space.base]
 
     def space(self) -> Space:
         """Returns the space of recipes; `RecipeError` where pins contradict the workload."""
         base = self.constraints.base()
-        workload = self._plain().recorded.workload
+        known = self._too_heavy or self._plain().recorded
+        workload = known.workload
         assert workload is not None
         Run(base, workload)
         if self._checked is not None:
             workload = workload.replace(**self._checked.separation.traits())
-        return Space(simulations=self.simulations, constraints=self.constraints, workload=workload, base=base)
+        return Space(
+            simulations=self.simulations,
+            constraints=self.constraints,
+            workload=workload,
+            base=base,
+            weight_bytes=sum(known.weight_bytes.values()),
+            switchable=tuple(known.switchable),
+        )
 
     def _plain(self) -> Probe:
         """Plain training with the pins, which must be possible."""
@@ -132,6 +144,8 @@ class Planner:
     def at(self, budget_bytes: int) -> Plan:
         """Returns the plan for a budget; `DoesNotFitError` where nothing fits."""
         capacity = self.capacity_bytes(budget_bytes)
+        if self._weights_do_not_fit(capacity):
+            raise self._does_not_fit(budget_bytes, Smallest(self.space()))
         self._try_microbatches()
         best = self._found(capacity)
         if best is None:
@@ -147,9 +161,6 @@ class Planner:
             if best is None:
                 raise self._does_not_fit(budget_bytes, smallest)
         search = self.search
-        for share in (_LESS, _MORE):
-            if not _known_beside(search.space.usable(), best, capacity, int(capacity * share)):
-                search.descend(int(capacity * share), most_rounds=1, at_once=1)
         while True:
             best = search.best(capacity)
             assert best is not None
@@ -159,7 +170,7 @@ class Planner:
                 raise self._does_not_fit(budget_bytes, Smallest(search.space))
             if best.recipe.compile == "none":
                 self.simulations.simulate(all_turned_back(search.space, best.recipe))
-            fallbacks = fallbacks_of(search.space, best)
+            fallbacks = fallbacks_of(search, best)
             # Nothing that was simulated for a fallback is the better plan; an eager step is none for a compiled one.
             if best.recipe.compile != "none" or search.best(capacity) is best:
                 break
@@ -190,6 +201,26 @@ class Planner:
             return True
         leanest = smallest.start(self.constraints.widest)
         return leanest is not None and leanest.need_bytes > _FAR * capacity
+
+    def _weights_do_not_fit(self, capacity: int) -> bool:
+        """Whether the weights alone are too large, however they are held; then nothing is simulated for it."""
+        base, self._too_heavy = self.constraints.base(), None
+        subject, part = (
+            self.subject,
+            narrowest(self.constraints, base) * least_weights(base, self.subject.workload.ranks),
+        )
+        # What several GPUs hold of them depends on how they share.
+        if subject.workload.ranks > 1 or not subject.by_recipe or not part or base in self.simulations.probes:
+            return False
+        self.simulations.most_weight_bytes = int(max(capacity, 0) / part)
+        try:
+            self._simulate_first()
+            self._plain()
+        except TooHeavyError as error:
+            self._too_heavy = error
+        finally:
+            self.simulations.most_weight_bytes = None
+        return self._too_heavy is not None
 
     def _few(self) -> int:
         """Operators that may be simulated for the smallest budgets of what cannot fit: none where the model is large."""
@@ -259,7 +290,7 @@ class Planner:
         for space in in_order(strategies, capacity):
             if capacity <= 0 or (best is not None and not may_win(space, best, capacity, self._led_by)):
                 continue
-            if not self._may_fit(space, capacity, longer=len(strategies) > 1):
+            if not self._may_fit(space, capacity, longer=len(strategies) > 1, surely=False):
                 continue
             search = self._search_in(space)
             search.renew()
@@ -287,16 +318,20 @@ class Planner:
         self.constraints = plain
         return None
 
-    def _may_fit(self, space: Space, capacity: int, *, longer: bool) -> bool:
+    def _may_fit(self, space: Space, capacity: int, *, longer: bool, surely: bool = True) -> bool:
         """Whether something of a way to share may fit, on the device and on the host.
 
         `longer`: whether the least memory is looked for, too, where the leanest recipe of all comes near.
+        `surely`: whether a recipe has to be seen that fits; otherwise it is enough that one needs hardly more.
         """
         if least_weights_of(space) > capacity:
             return False
         smallest = Smallest(space)
-        if any(seen is not None and fits_in(space, capacity) for seen in self.ever_leaner(smallest)):
-            return True
+        for seen in self.ever_leaner(smallest, enough_bytes=capacity):
+            if seen is not None and fits_in(space, capacity):
+                return True
+            if seen is not None and not surely and seen.need_bytes <= _NEAR * capacity:
+                return True
         if longer:
             smallest.find(self.constraints.widest, enough_bytes=capacity)
         return fits_in(space, capacity)
@@ -313,11 +348,11 @@ class Planner:
         leanest = next((space for probe in seen for space in spaces if space.has(probe.recipe)), spaces[-1])
         return Smallest(leanest)
 
-    def ever_leaner(self, smallest: Smallest) -> Iterator[Probe | None]:
+    def ever_leaner(self, smallest: Smallest, enough_bytes: int = 0) -> Iterator[Probe | None]:
         """Yields the plain recipe, one with every block checkpointed, and one with all that saves memory."""
         yield smallest.space.tried({})
         yield smallest.space.tried(EVERYWHERE["recompute"])
-        yield smallest.start(self.constraints.widest)
+        yield smallest.start(self.constraints.widest, enough_bytes)
 
     def _plan(self, best: Probe, fallbacks: tuple[Recipe, ...], budget_bytes: int, capacity: int) -> Plan:
         search = self.search
@@ -326,6 +361,7 @@ class Planner:
         for message in best.recorded.warnings:
             warn(message)
         estimate = self._estimate(best, search.space.workload, budget_bytes)
+        budgets = budgets_of(search, estimate, self.place, self.margin, self._traits(), capacity)
         free = free_host_bytes()
         if self.constraints.host_budget_bytes is None and free is not None and estimate.host_bytes > free:
             needed = format_bytes(estimate.host_bytes)
@@ -335,15 +371,16 @@ class Planner:
             estimate=estimate,
             fidelity=fidelity(best.recipe, search.space.workload),
             frontier=_frontier(usable),
-            reasons=reasons(search.space, best, capacity),
+            reasons=reasons(search, best, capacity),
             slowdown=best.seconds / fastest.seconds,
             budget_bytes=budget_bytes,
             margin_bytes=self.margin.bytes_of(budget_bytes),
             margin_source=self.margin.source,
             host_budget_bytes=self.constraints.host_budget_bytes,
             fallbacks=fallbacks,
-            neighbours=neighbours(usable, best, self.budget_bytes),
+            neighbours=neighbours(budgets, best, self.budget_bytes),
             simulated=len(self.simulations.probes),
+            budgets=budgets,
             traits=self._traits(),
             rivals=rivals_of(search.space, best, capacity, self.place.card.context_bytes),
             elsewhere=ways_elsewhere(estimate, samples=at_once(best.recipe, best.recorded.workload), fits=True),
@@ -397,14 +434,6 @@ class Planner:
             budget_for=self.budget_bytes,
             advice=advice,
         )
-
-
-def _known_beside(usable: list[Probe], best: Probe, capacity: int, other: int) -> bool:
-    """Whether a simulated recipe between two capacities would be the better choice at one of them."""
-    if other < capacity:
-        slowest = min((probe.seconds for probe in usable if probe.need_bytes <= other), default=float("inf"))
-        return any(other < probe.need_bytes < best.need_bytes and probe.seconds < slowest for probe in usable)
-    return any(capacity < probe.need_bytes <= other and probe.seconds < best.seconds for probe in usable)
 
 
 def _frontier(usable: list[Probe]) -> tuple[FrontierPoint, ...]:

@@ -107,13 +107,31 @@ class Refusal:
     """Fields of the recipe that it is about; none where nobody knows."""
 
 
-def probe(subject: Subject, recipe: Recipe, place: Place, *, compiled: bool = False) -> Probe:
+def probe(
+    subject: Subject,
+    recipe: Recipe,
+    place: Place,
+    *,
+    compiled: bool = False,
+    most_weight_bytes: int | None = None,
+    really: bool = False,
+    may_run: bool = True,
+) -> Any:
     """Simulates a recipe and returns what it needs and how long it takes; runs in a worker.
 
     `compiled`: whether a recipe that compiles is compiled, which takes minutes; otherwise its eager step stands for it.
+    `most_weight_bytes`: with more than these nothing is simulated, and `TooHeavyError` says so; None: no limit.
+    `really`: whether a step that failed is tried for real in place of being simulated, to tell whose fault it is.
+    `may_run`: whether that is worth it; not for one of many recipes.
     """
     eager = eager_of(recipe)
-    recorded = subject.record(recipe if compiled else eager, place.personality)
+    if really:
+        from snugfit.simulator.real_run import NotTried, Tried
+
+        none = Tried(error=NotTried("it is one of many recipes of a plan"))
+        return subject.record(eager, place.personality, really=True) if may_run else none
+    how = {} if most_weight_bytes is None else {"most_weight_bytes": most_weight_bytes}
+    recorded = subject.record(recipe if compiled else eager, place.personality, **how)
     config = TensorBytes() if place.on_cpu else None
     replays = Replays(recorded.trace, config, within=NEED_WITHIN)
     played = replays.unlimited
@@ -163,6 +181,7 @@ class Simulations:
         self.place = place
         self.probes: dict[Recipe, Probe] = {}
         self.refusals: dict[Recipe, Refusal] = {}
+        self.most_weight_bytes: int | None = None
         self._before: dict[Recipe, Probe | Refusal] = {} if before is None else {**before.probes, **before.refusals}
         # A processor's operators are timed while they are simulated, and two that are timed at once slow each other.
         workers = 1 if place.personality.kind == CPU else WORKERS
@@ -191,7 +210,7 @@ class Simulations:
         """Returns the probe of a recipe that must be possible (plain training with the pins), or raises."""
         if recipe not in self.probes:
             known = self._before.get(recipe)
-            self.probes[recipe] = known if isinstance(known, Probe) else self._simulated(recipe)
+            self.probes[recipe] = known if isinstance(known, Probe) else self._simulated(recipe, may_run=True)
         return self.probes[recipe]
 
     def as_it_runs(self, found: Probe) -> Probe:
@@ -209,9 +228,10 @@ class Simulations:
         """Runs a function in a worker."""
         return self._pool.call(function, *arguments)
 
-    def _simulated(self, recipe: Recipe, *, compiled: bool = False) -> Probe:
+    def _simulated(self, recipe: Recipe, *, compiled: bool = False, may_run: bool = False) -> Probe:
         doing = f"a training step of {self.subject.title} by the recipe {recipe_in_words(recipe)}"
-        found: Probe = self._pool.call(probe, self.subject, recipe, self.place, compiled=compiled, doing=doing)
+        how: dict[str, Any] = {"compiled": compiled, "most_weight_bytes": self.most_weight_bytes, "may_run": may_run}
+        found: Probe = self._pool.call(probe, self.subject, recipe, self.place, **how, doing=doing)
         return found
 
     def _try(self, recipe: Recipe) -> Probe | Refusal:

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 import heapq
-from collections.abc import Iterator, Mapping
+import statistics
+from collections.abc import Callable, Iterator, Mapping
 
 from snugfit.planner.closeness import NEARLY, Farness, closest, farness
 from snugfit.planner.compose import Composition
 from snugfit.planner.probe import Probe
-from snugfit.planner.space import BY_BLOCK, POINTS, SWITCHES, Space
+from snugfit.planner.space import BY_BLOCK, POINTS, SIZE, SWITCHES, Space
 from snugfit.planner.variants import HOPE, Variants, dominates
 from snugfit.recipe import Recipe
 from snugfit.techniques.planning import Changes
@@ -25,6 +26,12 @@ MOST_PROBES = 80
 """Recipes that may be simulated for one budget, so that small models do not take long either."""
 WORTH = 0.002
 """Share of the best time by which a candidate must promise to be faster, to be worth a simulation."""
+_BETWEEN_SIZES = 0.985
+"""The same where two sizes of microbatch were simulated: of sizes between them composition rather promises too much."""
+_APART = 1.02
+"""Of two candidates the slower one is not simulated beside the faster where it promises so much less."""
+_GUESSES = 3
+"""Candidates of which the fastest is looked for, once nothing is hoped of what was not simulated."""
 _CHOICES: Mapping[str, bool] = {"some blocks": False, "some blocks, some offloaded": True}
 """Modes that choose blocks -> whether blocks are offloaded as well."""
 Group = tuple[str, int, str]
@@ -52,14 +59,14 @@ class Candidate:
 class Search:
     """Looks for the fastest recipe within a capacity, and keeps what it learned for the next capacity."""
 
-    def __init__(self, space: Space) -> None:
-        """Simulates what composition starts from."""
+    def __init__(self, space: Space, no_use: set[str] | None = None) -> None:
+        """Simulates what composition starts from; `no_use`: as for `Variants`, shared by several searches."""
         self.simulations, self.space = space.simulations, space
         self._seconds_factor: dict[tuple[Group, str], float] = {}
         self._bytes_factor: dict[tuple[Group, str], float] = {}
         self._take_switches()
         self.sizes = self.space.sizes() or [self.space.batch or 1]
-        self.variants = Variants(self.space, self.sizes)
+        self.variants = Variants(self.space, self.sizes, set() if no_use is None else no_use)
         self.renew()
 
     def _take_switches(self) -> None:
@@ -107,7 +114,7 @@ class Search:
             self.descend(capacity_bytes)
             if not self._spent and not self.variants.widen(capacity_bytes, self._limit(capacity_bytes)):
                 best = self.best(capacity_bytes)
-                if best is None or not self.variants.begin_from(best.recipe):
+                if best is None or not self.space.has(best.recipe) or not self.variants.begin_from(best.recipe):
                     break
         limit = self._limit(capacity_bytes)
         # Whatever is faster than the best and does not fit may fit when it is built elsewhere (`init`).
@@ -140,14 +147,45 @@ class Search:
                 chosen = self._most_promising(capacity_bytes, limit * NEARLY, at_once, far)
             if not chosen:
                 break
+            chosen = [one for one in chosen if one.seconds <= _APART * chosen[0].seconds]
             self.simulations.simulate(candidate.recipe for candidate in chosen)
             for candidate in chosen:
                 self._learn(candidate)
 
+    def promising(self, capacity_bytes: int, among: Callable[[Recipe], bool] | None = None) -> Candidate | None:
+        """Returns the fastest recipe that should fit, that was not simulated, and that promises more than what was.
+
+        Choices that mix checkpointing and offload are left out: each takes a tenth of a second to solve.
+
+        `among`: which recipes count, however long they take; None: all that promise more than what was simulated.
+        """
+        limit = self._limit(capacity_bytes) if among is None else float("inf")
+        usual = statistics.median(self._bytes_factor.values()) if self._bytes_factor else 1.0
+        guesses = []
+        # Found in hope, which is left out now.
+        for one in self._most_promising(capacity_bytes, limit, _GUESSES, solved=False, among=among):
+            seconds, need = one.composed
+            slower = _of_relatives(self._seconds_factor, one.group, one.mode) or 1.0
+            larger = _of_relatives(self._bytes_factor, one.group, one.mode) or usual
+            guesses.append(dataclasses.replace(one, seconds=seconds * slower, need_bytes=need * larger))
+        fastest = min(guesses, key=lambda one: one.seconds, default=None)
+        return fastest if fastest is not None and fastest.seconds < limit else None
+
     def _most_promising(
-        self, capacity_bytes: int, limit: float, count: int, closer: Farness | None = None
+        self,
+        capacity_bytes: int,
+        limit: float,
+        count: int,
+        closer: Farness | None = None,
+        *,
+        solved: bool = True,
+        among: Callable[[Recipe], bool] | None = None,
     ) -> list[Candidate]:
-        """The fastest candidates under a limit, one of each group; with `closer` only those closer to plain than that."""
+        """The fastest candidates under a limit, one of each group; with `closer` only those closer to plain than that.
+
+        `solved`: whether choices count that mix checkpointing and offload.
+        `among`: which recipes count; None: all.
+        """
         found: list[Candidate] = []
         # Branch and bound: a group whose best imaginable time is over what was found is never composed.
         groups = sorted((self._bound(group), group) for group in self._groups())
@@ -155,7 +193,9 @@ class Search:
             worst = limit if len(found) < count else min(limit, max(candidate.seconds for candidate in found))
             if bound >= worst:
                 break
-            mine = [candidate for candidate in self._candidates(group, capacity_bytes) if candidate.seconds < limit]
+            mine = [one for one in self._candidates(group, capacity_bytes, solved=solved) if one.seconds < limit]
+            if among is not None:
+                mine = [one for one in mine if among(one.recipe)]
             if closer is not None:  # fewer fields for the same fidelity are tried one by one at the end
                 mine = [one for one in mine if farness(one.recipe, self.space.workload)[:-1] < closer[:-1]]
             found += heapq.nsmallest(1, mine, key=lambda candidate: candidate.seconds)
@@ -185,7 +225,13 @@ class Search:
         if self.compositions[group[0]].plain(group[1]) is not None:
             return 1.0
         near = _of_relatives(self._seconds_factor, group, mode)
-        return HOPE if near is None else near * (1 - WORTH)
+        if near is None:  # what was wrong about this size is wrong whatever is done to blocks
+            alike = [(one[0], off) for (one, _), off in self._seconds_factor.items() if one[1] == group[1]]
+            mine = [off for variant, off in alike if variant == group[0]] or [off for _, off in alike]
+            near = min(mine, default=None)
+        if near is not None:
+            return near * (1 - WORTH)
+        return HOPE if self.variants.small_size is None else _BETWEEN_SIZES
 
     def _bytes_off(self, group: Group, mode: str) -> float:
         """The factor by which memory guesses were off."""
@@ -193,7 +239,7 @@ class Search:
             return self._bytes_factor[group, mode]
         return _of_relatives(self._bytes_factor, group, mode) or 1.0
 
-    def _candidates(self, group: Group, capacity_bytes: int) -> Iterator[Candidate]:
+    def _candidates(self, group: Group, capacity_bytes: int, *, solved: bool = True) -> Iterator[Candidate]:
         """Recipes of a group that should fit and were not simulated."""
         variant, size, update = group
         composition = self.compositions[variant]
@@ -208,6 +254,8 @@ class Search:
             yield from self._candidate(group, mode, (seconds, need), (*common, change), capacity_bytes)
         names = composition.large.recorded.block_names
         for mode, offloads in _CHOICES.items():
+            if offloads and not solved:
+                continue
             room = capacity_bytes / self._bytes_off(group, mode)
             chosen = composition.chosen(size, update, room, offloads=offloads)
             if chosen is None or not any(chosen.blocks.values()):
@@ -216,6 +264,30 @@ class Search:
             yield from self._candidate(
                 group, mode, (chosen.seconds, chosen.need_bytes), (*common, change), capacity_bytes
             )
+
+    def composed(self, recipe: Recipe) -> tuple[float, float] | None:
+        """Returns seconds and bytes of a recipe as composition has them, uncorrected; None where it has no word for it."""
+        size = getattr(recipe, SIZE) or self.sizes[0]
+        blocks = {field: getattr(recipe, field) for field, _ in BY_BLOCK.values()}
+        for variant, composition in self.compositions.items():
+            for update in composition.updates:
+                group = variant, size, update
+                if self.space.allowed(*self._changes(group), blocks) == [recipe]:
+                    return self._composed(group, blocks)
+        return None
+
+    def _composed(self, group: Group, blocks: Changes) -> tuple[float, float] | None:
+        variant, size, update = group
+        composition = self.compositions[variant]
+        plain = {field: getattr(self.space.base, field) for field in blocks}
+        if any({**plain, **point} == blocks for point in POINTS.values()):
+            seen = self.space.seen(self.variants.changes[variant], self.space.size_change(self.sizes[0]), blocks)
+            if seen is None:
+                return None
+            return composition.point_seconds(seen, size, update), composition.point_bytes(seen, size, update)
+        names = composition.large.recorded.block_names
+        done = {how: by.chosen(blocks[field], names) for how, (field, by) in BY_BLOCK.items()}
+        return None if None in done.values() else composition.of_blocks(size, update, done)
 
     def _candidate(
         self, group: Group, mode: str, composed: tuple[float, float], changes: tuple[Changes, ...], capacity_bytes: int

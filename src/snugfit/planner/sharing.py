@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from snugfit.planner.closeness import fields_on
+from snugfit.planner.constraints import Constraints
 from snugfit.planner.probe import Probe
 from snugfit.planner.search import WORTH, Search
 from snugfit.planner.space import PLAIN, Space
 from snugfit.planner.variants import HOPE
+from snugfit.recipe import Recipe
 from snugfit.techniques import TECHNIQUES
 from snugfit.techniques.planning import Changes
 from snugfit.techniques.shard import least_weights
@@ -60,10 +62,15 @@ def fits_in(space: Space, capacity: int) -> bool:
 
 def least_weights_of(space: Space) -> float:
     """Returns bytes of weights that every recipe of a strategy has on a GPU at some moment; no simulation needed."""
-    recorded = space.simulations.need(space.constraints.base()).recorded
-    allowed = space.constraints.allow
-    # Pins and wider fidelity may hold weights in 16 bits or, what is not trained, in 4 and a little.
-    narrowest = 1 / 8 if "different" in allowed else 1 / 2 if "rounding" in allowed else 1.0
-    if _OF_PASSES & set(fields_on(space.base)):
-        narrowest = 1 / 8
-    return sum(recorded.weight_bytes.values()) * least_weights(space.base, space.workload.ranks) * narrowest
+    part = least_weights(space.base, space.workload.ranks) * narrowest(space.constraints, space.base)
+    return space.weight_bytes * part
+
+
+def narrowest(constraints: Constraints, base: Recipe) -> float:
+    """Returns the smallest part of their bytes that weights may be held in.
+
+    Pins and wider fidelity may hold them in 16 bits or, what is not trained, in 4 and a little.
+    """
+    if "different" in constraints.allow or _OF_PASSES & set(fields_on(base)):
+        return 1 / 8
+    return 1 / 2 if "rounding" in constraints.allow else 1.0

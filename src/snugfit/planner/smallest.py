@@ -41,12 +41,24 @@ class Smallest:
         self._started: set[Level] = set()
         self._searched: set[Level] = set()
 
-    def start(self, level: Level) -> Probe | None:
-        """Returns the best of the recipes that save everything at once, and of what else was simulated."""
+    def start(self, level: Level, enough_bytes: int = 0) -> Probe | None:
+        """Returns the best of the recipes that save everything at once, and of what else was simulated.
+
+        `enough_bytes`: where one needs no more than this, those that give up less fidelity are not simulated.
+        """
         space = self.space.under(self.space.constraints.up_to(level))
         new = [name for name in LEVELS if name in space.constraints.allow and name not in self._started]
-        starts = [self._effective(self._leanest(name, cut=cut)) for name in new for cut in _STARTS[name]]
-        self._started.update(new)
+        for names in [[name] for name in reversed(new)] if enough_bytes else [new]:
+            best = _leanest(space)
+            if enough_bytes and best is not None and best.need_bytes <= enough_bytes:
+                return best
+            self._started.update(names)
+            self._start(
+                space, [self.space.effective(self._leanest(name, cut=cut)) for name in names for cut in _STARTS[name]]
+            )
+        return _leanest(space)
+
+    def _start(self, space: Space, starts: list[list[Changes]]) -> None:
         wanted = [_joined(space, changes) for changes in starts]
         self._simulations.simulate(wanted)
         for changes, recipe in zip(starts, wanted, strict=True):
@@ -58,7 +70,6 @@ class Smallest:
         if any(map(space.exceeds_host, probes)):  # so nothing is kept there
             here = [[change for change in changes if not set(change) & ON_HOST] for changes in starts]
             self._simulations.simulate([_joined(space, changes) for changes in here])
-        return _leanest(space)
 
     def _leanest(self, level: Level, *, cut: bool) -> list[Changes]:
         """What needs the least memory of each field, up to a level; contradictions are sorted out later."""
@@ -68,9 +79,6 @@ class Smallest:
             if least is not None and LEVELS.index(least.level) <= LEVELS.index(level):
                 found[row.fields[0]] = least.changes
         return list(found.values())
-
-    def _effective(self, changes: Iterable[Changes]) -> list[Changes]:
-        return self.space.effective(changes, self._simulations.probes.get(self.space.base))
 
     def find(self, level: Level, enough_bytes: int = 0, most_operators: int | None = None) -> Probe | None:
         """Returns the recipe of the least memory.
@@ -98,7 +106,7 @@ class Smallest:
     def _round(self, space: Space, best: Probe | None, changes: Iterable[Changes], enough_bytes: int) -> Probe | None:
         """Tries every single change, and those that help together; stops once a recipe needs little enough."""
         base = space.base if best is None else best.recipe
-        start, alone = base.to_mapping(), [with_room(space, base, change) for change in self._effective(changes)]
+        start, alone = base.to_mapping(), [with_room(space, base, change) for change in self.space.effective(changes)]
         possible = [change for change in alone if change is not None]
         for number in range(0, len(possible), WORKERS):
             leanest = _leanest(space)

@@ -69,6 +69,10 @@ class Space:
     """What is learned, with the traits of the model."""
     base: Recipe
     """Plain training with the pins, and with the switches that were taken."""
+    weight_bytes: int = 0
+    """Bytes of the model's weights as it is built."""
+    switchable: tuple[str, ...] | None = None
+    """Switches for which the model has something; None where nobody knows."""
 
     @property
     def batch(self) -> int | None:
@@ -148,9 +152,9 @@ class Space:
                 together.update(change)
         return together
 
-    def effective(self, changes: Iterable[Changes], seen: Probe | None) -> list[Changes]:
+    def effective(self, changes: Iterable[Changes]) -> list[Changes]:
         """Returns changes without those that do nothing here, such as switches that find nothing to switch."""
-        dead = set(SWITCHES) - set(seen.recorded.switchable) if seen is not None else set()
+        dead = set(SWITCHES) - set(self.switchable) if self.switchable is not None else set()
         if not self.may_build_elsewhere:
             dead.update(AT_BUILD.fields)
         return [change for change in changes if not dead & set(change)]

@@ -21,6 +21,8 @@ HOPE = 0.95
 """Factor on guesses at the time of what was not simulated: they may be so much too slow."""
 _HARDLY = 0.1
 """Gradients and state of less than this part of the weights, such as adapters', are not worth another way of updating."""
+_ROOM = 1.1
+"""Times the capacity that the least which was composed for a variant may take."""
 _FOLLOWS = tuple(row.fields[0] for row in TECHNIQUES if row.planning.follows is not None)
 """Fields that follow from the rest of a recipe."""
 
@@ -28,9 +30,12 @@ _FOLLOWS = tuple(row.fields[0] for row in TECHNIQUES if row.planning.follows is 
 class Variants:
     """All variants, those that were composed, and guesses at the others."""
 
-    def __init__(self, space: Space, sizes: Sequence[int]) -> None:
-        """Simulates every choice alone; `sizes` are those of microbatch, largest first."""
-        self._space, self._sizes = space, sizes
+    def __init__(self, space: Space, sizes: Sequence[int], no_use: set[str]) -> None:
+        """Simulates every choice alone; `sizes` are those of microbatch, largest first.
+
+        `no_use`: what, done to all blocks, has shown to be of no use in one variant, is not tried in the next one.
+        """
+        self._space, self._sizes, self.no_use = space, sizes, no_use
         self._updates_by_kind = kinds_of(change for change in space.worth_trying("update") if space.allowed(change))
         updates = products([{}, *kind] for kind in self._updates_by_kind)
         self.updates = {name: change for name, change in updates.items() if space.allowed(change)}
@@ -50,8 +55,11 @@ class Variants:
 
     @property
     def small_size(self) -> int | None:
-        """The small microbatch that is simulated besides the largest."""
-        wanted = max(self._sizes[0] // 8, 1)
+        """The small microbatch that is simulated besides the largest; of one sample only where there is no other.
+
+        The more pieces, the longer a simulation: three of them stand for all.
+        """
+        wanted = max(self._sizes[0] // 8, 2)
         return min(self._sizes[1:], key=lambda size: (abs(size - wanted), size), default=None)
 
     # Which are worth composing -------------------------------------------------------------------------------------
@@ -147,13 +155,29 @@ class Variants:
         if built:
             self.changes[name] = change = {**change, **built}
             probe = space.seen(change, large) or probe
-        updates = self._updates(change, probe)
+        small = [] if self.small_size is None else [(change, space.size_change(self.small_size))]
+        everything = EVERYWHERE["recompute"]
+        soon = [(change, large, everything), *small]
+        surely = capacity_bytes is None or probe.profile.outside_bytes <= capacity_bytes
+        updates = self._updates(change, probe, soon if surely else [])
         if capacity_bytes is not None and min(one.profile.outside_bytes for one in updates.values()) > capacity_bytes:
             return False
-        small = [] if self.small_size is None else [(change, space.size_change(self.small_size))]
-        space.simulate(*((change, large, point) for point in POINTS.values()), *small)
+        space.simulate(*soon)
+        composition = self._composition(change, probe, updates)
+        if capacity_bytes is not None and composition.least_bytes(self._sizes[-1]) > _ROOM * capacity_bytes:
+            return False
+        rest = {word: point for word, point in POINTS.items() if point and point != everything}
+        space.simulate(*((change, large, point) for word, point in rest.items() if word not in self.no_use))
+        self.composed[name] = composition = self._composition(change, probe, updates)
+        seen = {word: one for word, point in rest.items() if (one := space.seen(change, large, point)) is not None}
+        self.no_use.update(word for word in seen if not composition.gains_by(seen[word], seen.values()))
+        return True
+
+    def _composition(self, change: Changes, probe: Probe, updates: Mapping[str, Probe]) -> Composition:
+        """Arithmetic on all that is simulated by now of a variant."""
+        space, large = self._space, self._space.size_change(self._sizes[0])
         sized = {size: space.allowed(change, space.size_change(size)) for size in self._sizes}
-        self.composed[name] = Composition(
+        return Composition(
             batch=space.batch or self._sizes[0],
             largest=self._sizes[0],
             large=probe,
@@ -165,10 +189,12 @@ class Variants:
             offload=space.seen(change, large, EVERYWHERE["offload"]),
             updates=updates,
         )
-        return True
 
-    def _updates(self, variant: Changes, probe: Probe) -> dict[str, Probe]:
-        """A variant with every way of updating: as simulated, or guessed from the two apart."""
+    def _updates(self, variant: Changes, probe: Probe, soon: Sequence[Sequence[Changes]]) -> dict[str, Probe]:
+        """A variant with every way of updating: as simulated, or guessed from the two apart.
+
+        `soon`: what is simulated beside, because it is needed next.
+        """
         space, large = self._space, self._space.size_change(self._sizes[0])
         (held, gradients), weights = probe.profile.held_bytes, probe.profile.weight_bytes
         if held - weights + gradients < _HARDLY * weights:
@@ -177,7 +203,7 @@ class Variants:
             if len(known.updates) > 1 and known.large.profile.held_bytes == probe.profile.held_bytes:
                 return {name: _shifted(probe, known.large, seen) for name, seen in known.updates.items()}
         alone = [change for kind in self._updates_by_kind for change in kind]
-        space.simulate(*((variant, large, change) for change in alone))
+        space.simulate(*((variant, large, change) for change in alone), *soon)
         found: dict[str, Probe] = {}
         for name, change in self.updates.items():
             parts = [space.seen(variant, large, one) for one in alone if one.items() <= change.items()]

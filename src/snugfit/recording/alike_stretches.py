@@ -107,6 +107,12 @@ class Pattern:
             for offset in range(region.period):
                 yield self._column(number, offset, longer=True)
 
+    def beginnings(self) -> Iterator[tuple[int, int]]:
+        """Yields the positions of the tokens of each region's first stretch, in the shorter line and in the longer one."""
+        for number, region in enumerate(self.regions):
+            for offset in range(region.period):
+                yield self._column(number, offset, longer=False)[0], self._column(number, offset, longer=True)[0]
+
     def expanded(self, more: int) -> Iterator[tuple[int, int, tuple[int, ...]]]:
         """Yields the tokens of a line with more blocks than the longer one has.
 

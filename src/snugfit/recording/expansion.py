@@ -77,6 +77,10 @@ class _Tokens:
             self._within[module] = found
         return found
 
+    def bounds(self) -> set[int]:
+        """Returns the tokens of the operators that repeated stretches begin with, and of those behind them."""
+        return {self.runs[run] for repeat in self.trace.repeats for run in repeat[:2]}
+
     def _read(self) -> None:
         sign: tuple[Any, ...]
         trace = self.trace
@@ -159,10 +163,13 @@ class Expansion:
             if rows[long][0] in (ALLOC, _RUN) and _differs(*rows[long], self._short.rows[short][1])
         }
         self._apart = self._taken_apart()
+        self._bounds = self._long.bounds()
+        # In the first of alike stretches they keep their place; in a later one nobody knows which of them it would be.
         inside = {place for column in self._pattern.columns() for place in column}
-        self._bounds = {self._long.runs[run] for repeat in longer.repeats for run in repeat[:2]}
-        """Tokens of the operators that repeated stretches begin with, and of those behind them."""
-        if inside & self._bounds or [one.times for one in shorter.repeats] != [one.times for one in longer.repeats]:
+        bounds = self._short.bounds()
+        first = {long for short, long in self._pattern.beginnings() if short in bounds}
+        times = [[one.times for one in trace.repeats] for trace in (shorter, longer)]
+        if (inside & self._bounds) - first or times[0] != times[1]:
             raise NotAlike("microbatches repeat otherwise")
 
     def _taken_apart(self) -> Pattern:
@@ -192,7 +199,7 @@ class Expansion:
             kind, row = long.rows[at]
             if kind == _RUN:
                 if at in self._bounds:
-                    bounds[at] = len(runs)
+                    bounds.setdefault(at, len(runs))
                 row = grown.get(at, row)
                 ids.append(len(runs))
                 runs.append(

@@ -30,7 +30,8 @@ from snugfit.simulator.between_blocks import BetweenBlocks
 from snugfit.simulator.equal_blocks import EqualBlocks, equal_blocks, recorded_by_few
 from snugfit.simulator.pieces import FewerPieces, repeats
 from snugfit.simulator.real_run import NotTried
-from snugfit.simulator.session import CARD, Session, switchable
+from snugfit.simulator.session import CARD, Session, switchable, weights_of
+from snugfit.simulator.too_heavy import TooHeavyError
 from snugfit.techniques import each_builds
 from snugfit.techniques.compile import eager_of
 from snugfit.techniques.init.late import comes_late
@@ -123,6 +124,7 @@ class GivenTraining(Session):
         evaluate: bool = True,
         rank: int = 0,
         whole: bool = False,
+        most_weight_bytes: int | None = None,
     ) -> None:
         """Takes a request apart into what `prepare` is given, the workload and this process's share of it.
 
@@ -132,6 +134,7 @@ class GivenTraining(Session):
         `evaluate`: whether an evaluation is recorded between the steps; so does `evaluate` of the settings.
         `rank`: which of the processes that share the batch; the first has the largest share of everything.
         `whole`: whether every block is recorded, also where they are alike.
+        `most_weight_bytes`: with more than these there is nothing to record, and `TooHeavyError` says so; None: no limit.
         """
         given = dict(arguments)
         super().__init__(
@@ -148,6 +151,9 @@ class GivenTraining(Session):
         if given.get("batch_size") is None and given.get("split") is None:
             given["batch_size"] = self.samples
         self.workload = _workload(given, model_traits(self.model, given.get("loss"), given.get("forward")))
+        weights: dict[str, int] = weights_of(self.model)["weight_bytes"]
+        if most_weight_bytes is not None and sum(weights.values()) > most_weight_bytes:
+            raise TooHeavyError(weights, self.workload, self.switchable)
         self.shares = [batch_share(one, given, self.workload, recipe, rank) for one in self.batches]
         if given.get("lr_schedule", "constant") != "constant" and given.get("max_steps") is None:
             given["max_steps"] = max(SCHEDULE_STEPS, 2 * self.workload.warmup_steps)

@@ -54,6 +54,7 @@ def record_named(
     rank: int = 0,
     really: bool = False,
     whole: bool = False,
+    most_weight_bytes: int | None = None,
 ) -> Any:
     """Returns the recording of a model by name, or what a real try came to; as `record_given`, in a worker."""
     from snugfit.simulator.given_training import record_given
@@ -74,9 +75,8 @@ def record_named(
     # Of tasks whose data nobody reads, the loss is all that an evaluation has.
     reported = made.task if task in READ else None
     build = functools.partial(_itself, model)
-    recorded = record_given(
-        build, made.batch, arguments, recipe, personality, task=reported, rank=rank, really=really, whole=whole
-    )
+    how: dict[str, Any] = {"rank": rank, "really": really, "whole": whole, "most_weight_bytes": most_weight_bytes}
+    recorded = record_given(build, made.batch, arguments, recipe, personality, task=reported, **how)
     return (
         recorded
         if really

@@ -25,13 +25,16 @@ class Subject:
     """What is trained: a function that records it by a recipe on a kind of device, and its arguments."""
 
     record: Callable[..., Recording]
-    """Called in a worker with recipe and personality, and with `whole` for a model that is trained by a recipe."""
+    """Called in a worker with recipe and personality; for a model that is trained by a recipe also with `whole` and
+    `most_weight_bytes`."""
     title: str
     """The model's name."""
     workload: Workload
     """What is learned, as far as that is known before a simulation: its batch, and the GPUs."""
     built: bool = False
     """Whether the model stands already, so that no plan can say where it is built."""
+    by_recipe: bool = True
+    """Whether it is trained by a recipe, and not by a step of one's own."""
 
 
 def named_subject(named: NamedModel, workload: Workload | None = None) -> Subject:
@@ -91,6 +94,7 @@ def step_subject(
         title=title_of(model),
         workload=Workload(),
         built=isinstance(model, torch.nn.Module),
+        by_recipe=False,
     )
 
 

@@ -72,6 +72,13 @@ class ByBlock:
     in_words: str = ""
     """What doing it to all blocks is called, to say what that would cost more."""
 
+    def chosen(self, value: Any, names: Sequence[str]) -> tuple[int, ...] | None:
+        """Returns the indices of the blocks that a value of `value` means; None where it is none of those."""
+        if isinstance(value, tuple):
+            return tuple(map(names.index, value)) if set(value) <= set(names) else None
+        fronts = (tuple(range(count)) for count in range(len(names) + 1))
+        return next((front for front in fronts if self.value(front, names) == value), None)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Planning:

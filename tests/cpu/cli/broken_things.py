@@ -172,6 +172,10 @@ FILES: dict[str, str | bytes] = {
     "cifar/cifar-10-batches-py/data_batch_1": b"not a pickle",
     "printing.py": "print('hello')\n",
     "ok.json": "{}",
+    "old_plan.json": '{"recipe": {}, "frontier": []}',
+    "cut_plan.json": '{"budgets": {"version"',
+    "newer_plan.json": '{"budgets": {"version": 99}}',
+    "empty_plan.json": '{"budgets": {"version": 1}}',
 }  # fmt: skip
 
 

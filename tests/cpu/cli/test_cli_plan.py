@@ -8,6 +8,8 @@ import patience
 import pytest
 from command_line import environment, run_command
 
+from snugfit.recipe import Recipe
+
 MODEL = """
 import torch
 from torch import nn
@@ -90,6 +92,19 @@ def test_json_recipe_and_figure_without_torch_in_its_process(folder):
     assert estimate["total_bytes"] == document["estimate"]["total_bytes"]
     assert estimate["step_seconds"] == pytest.approx(document["estimate"]["step_seconds"])
 
+    (folder / "plan.json").write_text(done.stdout)
+    code = code.replace("torch' not in", "torch' not in sys.modules and 'numpy' not in")
+    for budget, recipe in (("500MiB", document["recipe"]), ("20GiB", document["frontier"][-1]["recipe"])):
+        words = ["plan", "--from", "plan.json", "--budget", budget, "--json", "-o", "again.yaml"]
+        done = subprocess.run(
+            [sys.executable, "-c", code, *words], cwd=folder, env=environment(), capture_output=True, text=True,
+            timeout=patience.SECONDS, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        answer = json.loads(done.stdout)
+        assert answer["recipe"] == recipe and answer["batch_shape"] == document["estimate"]["batch_shape"]
+        assert Recipe.from_yaml(folder / "again.yaml").to_mapping() == recipe
+
 
 def test_nothing_fits_ten_mebibytes(folder):
     done = plan(folder, "--budget", "10MiB", *FEW, "--forbid", "adapter", "--forbid", "quantize")
@@ -101,13 +116,14 @@ def test_nothing_fits_ten_mebibytes(folder):
 def test_the_largest_batch(folder):
     done = run_command(
         "plan", "net.py:build", "--image-size", "64", "--device", "rtx-3090", "--budget", "450MiB", "--maximize",
-        "batch-size", "--json", *FEW, cwd=folder,
+        "batch-size", "--json", "-o", "plan.json", *FEW, cwd=folder,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     size = document["maximized"]["batch_size"]
     assert size > 4 and document["recipe"]["microbatch_size"] is None
     assert document["estimate"]["batch_shape"].startswith(f"{size} x ")
+    assert json.loads((folder / "plan.json").read_text()) == document
     assert document["estimate"]["devices"][0]["fits"] is True
 
 

@@ -1,5 +1,7 @@
 """Composed recipes against simulated ones: bytes and seconds of choices of blocks and of sizes nobody simulated."""
 
+import dataclasses
+
 import planned
 import pytest
 
@@ -41,6 +43,36 @@ def test_sizes_in_between(searched: Search):
         searched.simulations.simulate([recipe])
         assert composition.point_bytes(large, size) == pytest.approx(
             searched.simulations.probes[recipe].need_bytes, rel=0.05
+        )
+
+
+def test_the_least_that_a_step_can_need_is_no_more_than_what_one_needs(searched: Search):
+    composition = searched.compositions["plain"]
+    for size in (1, 8, 16):
+        recipes = [
+            Recipe(microbatch_size=None if size == 16 else size, checkpoint=how) for how in ("none", "all", "selective")
+        ]
+        searched.simulations.simulate(recipes)
+        needs = [searched.simulations.probes[recipe].need_bytes for recipe in recipes]
+        assert 0.5 * min(needs) < composition.least_bytes(size) <= 1.05 * min(needs)
+
+
+def test_what_a_choice_of_blocks_does_as_well_gains_nothing(searched: Search):
+    composition = searched.compositions["plain"]
+    seen = searched.space.seen({"checkpoint": "selective"})
+    chosen = composition.chosen(searched.sizes[0], "plain", seen.need_bytes, offloads=False)
+    assert composition.gains_by(seen, [seen]) == (chosen is None or seen.seconds < chosen.seconds)
+    faster, slower = (dataclasses.replace(seen, seconds=factor * composition.large.seconds) for factor in (0.9, 3))
+    assert composition.gains_by(faster, []) and not composition.gains_by(slower, [])
+
+
+def test_what_is_of_no_use_is_not_tried_again(planning_pool):
+    allow = frozenset({"exact", "rounding"})
+    with planned.planner(planning_pool, place=planned.CARD, allow=allow, batch=planned.batch_of(16, 256)) as planner:
+        planner._no_use.add("checkpoint=selective")
+        planner.search.run(2**40)
+        assert planner.search.compositions and not any(
+            one.checkpoint == "selective" for one in planner.simulations.probes
         )
 
 

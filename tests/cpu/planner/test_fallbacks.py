@@ -36,7 +36,7 @@ def test_a_plan_alone_in_its_kind_is_turned_up(planning_pool, monkeypatch):
         best = planner.simulations.need(recipe)
         assert not any(one.precision == recipe.precision for one in planner.simulations.probes if one != recipe)
         monkeypatch.setattr("snugfit.planner.fallbacks._lent", lambda *given: [])
-        found = fallbacks_of(search.space, best)
+        found = fallbacks_of(search, best)
         needs = [planner.simulations.probes[one].need_bytes for one in found]
     assert len(found) >= 2 and needs == sorted(needs, reverse=True) and needs[0] < best.need_bytes
     for one in found:
@@ -53,7 +53,7 @@ def test_other_recipes_lend_what_may_change(planning_pool, monkeypatch):
             del planner.simulations.probes[known]
         best = planner.simulations.need(Recipe(precision="bf16-mixed"))
         monkeypatch.setattr("snugfit.planner.fallbacks._turned_up", lambda *given: [])
-        found = fallbacks_of(search.space, best)
+        found = fallbacks_of(search, best)
     assert found and all(one.precision == "bf16-mixed" for one in found)
 
 

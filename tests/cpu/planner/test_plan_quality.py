@@ -3,14 +3,17 @@
 import dataclasses
 import functools
 import itertools
+import re
 import warnings
 
 import planned
 import pytest
 
 from snugfit.errors import DoesNotFitError, RecipeError
+from snugfit.planner import explain
 from snugfit.planner.closeness import NEARLY, closest, farness, fields_on, turned_back
 from snugfit.planner.constraints import Constraints
+from snugfit.planner.one_change import changed, differing
 from snugfit.planner.planner import Planner
 from snugfit.recipe import Recipe
 from snugfit.units import format_bytes
@@ -88,8 +91,8 @@ def plans(planning_pool, request):
 def test_no_recipe_of_a_list_is_faster(plans):
     simulations, found = plans
     for _, plan, capacity in found:
-        fitting = [probe for probe in simulations.probes.values() if probe.need_bytes <= capacity]
-        assert plan.step_seconds <= 1.03 * min(probe.seconds for probe in fitting), plan.recipe
+        fitting = [probe.seconds for probe in simulations.probes.values() if probe.need_bytes <= capacity]
+        assert plan.step_seconds <= 1.03 * min(fitting, default=float("inf")), plan.recipe
 
 
 def test_nothing_is_on_that_gains_nothing(plans):
@@ -122,6 +125,34 @@ def test_reasons_are_the_plan_with_one_field_changed(plans):
             assert f"without it a step takes {format_bytes(abs(more)) if more else 'as much'}" in plan.reasons[name]
             assert abs(slower) < 1e-9 or ("slower" if slower > 0 else "faster") in plan.reasons[name]
     assert told >= len(found) // 2
+
+
+def test_what_is_composed_of_a_field_that_is_off_is_what_its_simulation_shows(plans):
+    simulations, found = plans
+    told = 0
+    for planner, plan, _ in found[::2]:
+        mine = planner.simulations.probes[plan.recipe]
+        for name, text in plan.reasons.items():
+            assert "(simulated)" in text or "(composed)" in text or not re.search(r"\d (s|ms|MiB|GiB)\b", text), text
+            if "(composed)" not in text:
+                continue
+            one = asked_for(planner, mine, name)
+            seen = simulations.need(one.recipe)
+            told += 1
+            assert one.seconds == pytest.approx(seen.seconds, rel=0.2), one.recipe
+            assert one.need_bytes == pytest.approx(seen.need_bytes, rel=0.2), one.recipe
+    assert told
+
+
+def asked_for(planner, mine, name):
+    """The plan with a field on that is off, as its reason has it."""
+    space = planner.search.space
+    for change in explain._choices(space, mine, name):
+        for made in space.allowed(mine.recipe.to_mapping(), change):
+            one = changed(planner.search, mine, made) if differing(made, mine.recipe) == [name] else None
+            if one is not None:
+                return one
+    raise AssertionError(name)
 
 
 def test_of_recipes_that_take_nearly_the_same_time_the_closer_one_is_taken(planning_pool):

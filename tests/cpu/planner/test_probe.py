@@ -3,6 +3,7 @@
 import threading
 from types import SimpleNamespace
 
+import planned
 import pytest
 
 from snugfit import Recipe
@@ -36,3 +37,19 @@ def test_how_many_at_once(card, kind, at_once):
     simulations.simulate(recipes)
     simulations.close()
     assert simulations.refusals.keys() == set(recipes) and workers.most == at_once
+
+
+class UpsideDown(planned.Stack):
+    def forward(self, x):
+        raise ValueError("these images are upside down")
+
+
+def test_a_step_that_fails_is_tried_for_real_and_one_of_many_recipes_is_not(planning_pool):
+    with planned.planner(planning_pool, place=planned.CARD, model=UpsideDown) as planner:
+        with pytest.raises(InputError, match=r"The same happens in a real run on CPU .*upside down"):
+            planner.at(2**30)
+        planner.simulations.simulate([Recipe(checkpoint="all")])
+    assert (
+        "Whether a real run fails as well was not tried"
+        in planner.simulations.refusals[Recipe(checkpoint="all")].reason
+    )

@@ -84,8 +84,10 @@ def test_weights_that_cannot_fit_take_few_simulations(planning_pool, monkeypatch
     monkeypatch.setattr(planning, "MOST_OPERATORS", 0)  # as if each recipe were a large one
     with planned.planner(planning_pool, place=planned.CARD, model=WIDE) as planner:
         error = refused(planner, 4 * 2**20)
+        assert Recipe() not in planner.simulations.probes  # their bytes are known as soon as the model is built
         weights = sum(planner.simulations.need(Recipe()).recorded.weight_bytes.values())
         assert weights > 4 * 2**20 and len(planner.simulations.probes) <= 8
+        assert planner.at(planner.budget_bytes(planner.simulations.need(Recipe()).need_bytes)).recipe == Recipe()
     assert set(error.smallest_budget_bytes) == {"exact", "rounding", "different"}
     assert "Several of them can share the weights out" in str(error)
 

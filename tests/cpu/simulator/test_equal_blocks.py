@@ -68,8 +68,8 @@ def numbered(trace: Trace) -> Trace:
     )
 
 
-def recorded(configuration: Configuration, *, whole: bool) -> Recording | str:
-    """The recording of a configuration, or what stands in its way. In a worker."""
+def recorded(configuration: Configuration, *, whole: bool, **changes: Any) -> Recording | str:
+    """The recording of a configuration, its recipe changed, or what stands in its way. In a worker."""
     import torch
 
     run = configuration.run("cpu")
@@ -77,18 +77,18 @@ def recorded(configuration: Configuration, *, whole: bool) -> Recording | str:
         model, batch = deep(configuration), run.batch()
     card, how = Personality(capability=(8, 0)), {"evaluate": run.evaluate, "whole": whole}
     try:
-        found: Recording = record_given(model, batch, dict(run.arguments), run.recipe, card, **how)
+        found: Recording = record_given(model, batch, dict(run.arguments), run.recipe.replace(**changes), card, **how)
     except (SnugfitError, Refused) as error:
         return str(error)
     return found
 
 
-def both(configuration: Configuration) -> tuple[int, list[str]] | None:
+def both(configuration: Configuration, **changes: Any) -> tuple[int, list[str]] | None:
     """Records a configuration by a few blocks and whole: the blocks that were left out, and what differs. In a worker.
 
     None where it cannot be simulated either way.
     """
-    short, long = (recorded(configuration, whole=whole) for whole in (False, True))
+    short, long = (recorded(configuration, whole=whole, **changes) for whole in (False, True))
     if isinstance(short, str) or isinstance(long, str):
         assert short == long
         return None
@@ -119,3 +119,13 @@ def test_short_recordings_give_the_whole_one(configuration: Configuration) -> No
     left_out, differences = compared
     assert differences == []
     assert (left_out > 0) != any(part in configuration.name for part in WHOLE)
+
+
+@pytest.mark.parametrize("added_up", ["as-is", "fp32"])
+def test_many_microbatches_of_adapters_follow_too(added_up: str) -> None:
+    """The stretch of a microbatch that stands for others begins or ends with an operator of the first block."""
+    pytest.importorskip("peft")
+    rows = [one for one in ROWS if one.subject == "llama_1b" and "adapter=lora" in one.name]
+    configuration = next(one for one in rows if one.run("cpu").recipe.quantize == "none")
+    left_out, differences = shared_pool().call(both, configuration, microbatch_size=1, accumulate_dtype=added_up)
+    assert left_out > 0 and differences == []

@@ -130,6 +130,7 @@ TECHNIQUE = Technique(
     planning=Planning(
         last_resort=_last_resort,
         refined=_refined,
+        off=lambda _, plan: "one GPU trains, and has nobody to share with" if plan.workload.ranks == 1 else "",
         because="no two simulated recipes differ in it alone",
         quiet=True,
     ),
