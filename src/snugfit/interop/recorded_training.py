@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from snugfit.errors import InputError
@@ -25,12 +26,17 @@ if TYPE_CHECKING:
 
     from snugfit.workers.pool import Pool
 
+TAKEN = {**ASSUMED, "nonzero": 1.0}
+"""What is taken where a training reads values, for its metrics say: a mask that counts tokens takes all of them."""
 STEPS = 3
 """Optimizer steps that are recorded: state appears in the first, and the last is bounded by a step on either side."""
 
 
 class Job(Protocol):
     """A training that can be sent."""
+
+    def as_built(self) -> AbstractContextManager[None]:
+        """Context in which its model is as it was before the trainer put anything around it."""
 
     def owners(self) -> Iterator[torch.nn.Module]:
         """Yields the modules that hold its weights."""
@@ -46,18 +52,29 @@ def estimate_job(
     job: Job, title: str, *, device: DeviceArgument, assume: AssumeArgument = None, pool: Pool | None = None
 ) -> Estimate:
     """Predicts what a training takes, on a card by name, on cpu or on every card (None)."""
+    record = functools.partial(record_job, _sent(job), assumptions_from(assume).completed(TAKEN))
+    return estimated(record, cards_of(device), None, title, pool or FreshWorkers())
+
+
+def recorded_job(job: Job, personality: Personality, pool: Pool, assume: AssumeArgument = None) -> Recording:
+    """Returns the recording of a training, made in a worker of a pool."""
+    taken = assumptions_from(assume).completed(TAKEN)
+    recording: Recording = pool.call(record_job, _sent(job), taken, personality, doing="a Trainer's steps")
+    return recording
+
+
+def _sent(job: Job) -> bytes:
     from snugfit.workers import skeleton
 
     try:
-        sent = skeleton.dumps(job)
+        with job.as_built():
+            return skeleton.dumps(job)
     except Exception as error:
         path, found = skeleton.not_read(job)
         raise InputError(
             f"{path or 'something in the trainer'}, of type {type(found).__name__}, cannot be sent to the simulation "
             f"({type(error).__name__}: {str(error)[:200]}). Make it where it is used, or leave it out of the trainer."
         ) from error
-    record = functools.partial(record_job, sent, assumptions_from(assume).completed(ASSUMED))
-    return estimated(record, cards_of(device), None, title, pool or FreshWorkers())
 
 
 def record_job(sent: bytes, assume: Any, personality: Personality) -> Recording:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from snugfit.errors import CannotSimulateError, InputError
 from snugfit.interop.recorded_training import STEPS, Samples, modules_in
 from snugfit.interop.widest_samples import widest_samples
+from snugfit.phases import phase
 
 if TYPE_CHECKING:
     import torch
@@ -18,6 +20,8 @@ _STAYS = frozenset((
     "state", "train_dataset", "eval_dataset", "args", "neftune_hook_handle",
 ))  # fmt: skip
 """What belongs to one process and one run, and is made anew."""
+_ACCELERATE = ("forward", "_original_forward", "_is_accelerate_prepared")
+"""Attributes that accelerate gives a model."""
 _EVALUATION_BATCHES = 2
 """Batches of an evaluation that are looked at; where predictions are kept, as many more as follow."""
 _KEPT_BATCHES = 32
@@ -38,6 +42,7 @@ class TrainerJob:
         self.attributes = {name: value for name, value in vars(trainer).items() if name not in _STAYS}
         self.optimizer = given_optimizer(trainer) if "optim" not in changes else None
         self.args = changed_arguments(args, changes)
+        self.checkpoints_no_more = changes.get("gradient_checkpointing", True) is False and args.gradient_checkpointing
         batch = self.args.per_device_train_batch_size * self.args.gradient_accumulation_steps
         self.train_samples = widest_samples(trainer.train_dataset, batch)
         self.evaluated: list[Any] = []
@@ -57,6 +62,21 @@ class TrainerJob:
     def samples(self) -> list[Any]:
         """All samples that travel."""
         return [*self.train_samples, *self.evaluated]
+
+    @contextmanager
+    def as_built(self) -> Iterator[None]:
+        """Context in which the model's forward pass is its own, without what accelerate puts around it for a precision."""
+        model = self.attributes["model"]
+        table = vars(model)
+        before = {name: table.pop(name) for name in _ACCELERATE if name in table}
+        own = before.get("_original_forward", before.get("forward"))
+        if own is not None and getattr(own, "__func__", None) is not type(model).forward:
+            table["forward"] = own
+        try:
+            yield
+        finally:
+            table.pop("forward", None)
+            table.update(before)
 
     def owners(self) -> Iterator[torch.nn.Module]:
         """Yields the modules that hold its weights: the model, and a reference or a teacher."""
@@ -82,13 +102,22 @@ class TrainerJob:
         trainer.eval_dataset = Samples(self.evaluated) if self.evaluated else None
         trainer._train_batch_size = args.train_batch_size
         trainer.deepspeed = None
-        trainer.model_wrapped = trainer.model = plain_model(trainer.model)
+        trainer.model_wrapped = trainer.model
+        if self.checkpoints_no_more:
+            trainer.model.gradient_checkpointing_disable()
         trainer.create_accelerator_and_postprocess()
         trainer.optimizer, trainer.lr_scheduler = self.optimizer, None
         trainer.callback_handler = CallbackHandler(
             [DefaultFlowCallback], trainer.model, trainer.processing_class, None, None
         )
         trainer.state, trainer.control = TrainerState(), TrainerControl()
+        evaluate = trainer.evaluation_loop
+
+        def evaluation_loop(*args: Any, **settings: Any) -> Any:
+            with phase("evaluation"):
+                return evaluate(*args, **settings)
+
+        trainer.evaluation_loop = evaluation_loop
         trainer.train()
 
 
@@ -124,18 +153,20 @@ def changed_arguments(args: Any, changes: Mapping[str, Any]) -> Any:
         "resume_from_checkpoint": None, "deepspeed": None, "skip_memory_metrics": True,
     }  # fmt: skip
     if args.eval_strategy != "no":
-        quiet |= {"eval_strategy": "steps", "eval_steps": STEPS - 1}
-    for name, value in {**quiet, **changes}.items():
-        setattr(changed, name, value)
+        quiet |= {"eval_strategy": "steps", "eval_steps": STEPS}
+    set_fields(changed, {**quiet, **changes})
     vars(changed).pop("_setup_devices", None)  # asked again where the simulated device is
     return changed
 
 
-def plain_model(model: Any) -> Any:
-    """Returns a model without what accelerate has put around its forward pass for a precision."""
-    from accelerate.utils import extract_model_from_parallel
-
-    return extract_model_from_parallel(model, keep_fp32_wrapper=False)
+def set_fields(args: Any, changes: Mapping[str, Any]) -> None:
+    """Sets fields of `TrainingArguments`, and those that go with them, without asking whether this machine could do it."""
+    for name, value in changes.items():
+        setattr(args, name, value)
+    if "gradient_checkpointing" in changes and hasattr(args, "activation_checkpointing"):
+        args.activation_checkpointing = changes["gradient_checkpointing"]
+    if changes.get("bf16"):
+        args.mixed_precision = "bf16"
 
 
 def fresh_accelerate() -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import TrainerCallback
 
+from snugfit.fake_device.assumptions import AssumeArgument, assumptions_from
 from snugfit.fake_device.registration import is_simulation
 from snugfit.interop.memory_watch import MemoryWatch
 from snugfit.interop.recorded_training import estimate_job, modules_in
@@ -34,6 +35,7 @@ class MemoryCallback(TrainerCallback):
         predict: Whether it is predicted.
         leak_alarm: Whether memory that grows is told.
         device: What the prediction is for, a card's name or cpu; None: where the Trainer trains.
+        assume: What to take for values that simulated tensors do not have, as for `snugfit.estimate`.
 
     Raises:
         InputError: Budget, on_exceed or device cannot be read.
@@ -47,6 +49,7 @@ class MemoryCallback(TrainerCallback):
         predict: bool = True,
         leak_alarm: bool = True,
         device: str | None = None,
+        assume: AssumeArgument = None,
     ) -> None:
         self.report: MemoryReport | None = None
         """Predicted beside measured, once training has ended."""
@@ -56,6 +59,7 @@ class MemoryCallback(TrainerCallback):
             "budget": budget, "on_exceed": on_exceed, "predict": predict, "leak_alarm": leak_alarm, "device": device,
         }  # fmt: skip
         self._watch = MemoryWatch(**self._settings)
+        self._assume = assumptions_from(assume)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Predicts, and begins to measure."""
@@ -63,9 +67,12 @@ class MemoryCallback(TrainerCallback):
             return
         self._watch = watch = MemoryWatch(**self._settings)
         trainer = _caller()
-        watch.before(
-            lambda device: estimate_job(TrainerJob(trainer), type(trainer.model).__name__, device=device), args.device, _HINT
-        )
+
+        def ask(device: str) -> Estimate:
+            title = type(trainer.model).__name__
+            return estimate_job(TrainerJob(trainer), title, device=device, assume=self._assume)
+
+        watch.before(ask, args.device, _HINT)
         self.estimate = watch.estimate
         optimizer = given_optimizer(trainer)
         held = [] if optimizer is None else list(tensors_of(list(optimizer.state.values())))
