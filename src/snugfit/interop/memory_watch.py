@@ -38,23 +38,16 @@ class MemoryWatch:
         on_exceed: str = "warn",
         predict: bool = True,
         leak_alarm: bool = True,
-        device: str | None = None,
     ) -> None:
         """Checks what is asked.
 
         `budget`: memory of the device that the training may take, such as "8GiB", or bytes; None: a card's own memory.
         `on_exceed`: whether a prediction above it warns, or stops the training before it has begun.
-        `device`: what the prediction is for, a card's name or `cpu`; None: where the training runs.
         """
         self.budget_bytes = None if budget is None else parse_bytes(budget, what="budget")
         if on_exceed not in ON_EXCEED:
             raise InputError(f"on_exceed is {on_exceed!r}; {did_you_mean(str(on_exceed), ON_EXCEED)}")
-        if device is not None:
-            from snugfit.simulator.estimate import cards_of
-
-            if len(cards_of(device)) != 1:
-                raise InputError("a training runs on one device; give device a card's name, local or cpu.")
-        self.on_exceed, self.predict, self.leak_alarm, self.device = on_exceed, predict, leak_alarm, device
+        self.on_exceed, self.predict, self.leak_alarm = on_exceed, predict, leak_alarm
         self.estimate: Estimate | None = None
         self.leak: Leak | None = None
         self._not_predicted = ""
@@ -82,22 +75,19 @@ class MemoryWatch:
         if not self.predict:
             return
         try:
-            self.estimate = ask(self.device or ("cpu" if place.type == "cpu" else "local"))
+            self.estimate = ask("cpu" if place.type == "cpu" else "local")
         except (CannotSimulateError, InputError) as error:
             self._not_predicted = str(error)
             warn(f"this training was not predicted, and goes on: {error}")
             return
         over = self._over(self.estimate)
         if over is None:
-            self._say(f"memory: predicted {format_bytes(self._total_bytes(self.estimate))}{self._of_budget()}")
+            self._say(f"memory: predicted {format_bytes(self.estimate.total_bytes)}{self._of_budget()}")
             return
         message = f"{over} Largest: {_largest(self.estimate)}.{hint}"
         if self.on_exceed == "stop":
             raise DoesNotFitError(f"{message} Nothing was trained.")
         warn(message)
-
-    def _total_bytes(self, estimate: Estimate) -> int:
-        return estimate.total_bytes
 
     def _of_budget(self) -> str:
         return "" if self.budget_bytes is None else f" of a budget of {format_bytes(self.budget_bytes)}"

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from snugfit.errors import CannotSimulateError, InputError
+from snugfit.fake_device.replaced import replaced
 from snugfit.interop.recorded_training import STEPS, Samples, modules_in
 from snugfit.interop.widest_samples import widest_samples
 from snugfit.phases import phase
@@ -89,6 +90,7 @@ class TrainerJob:
 
     def train(self, device: torch.device) -> None:
         """Builds the Trainer again, and lets it train."""
+        import torch
         from transformers import TrainerControl, TrainerState
         from transformers.trainer_callback import CallbackHandler, DefaultFlowCallback
 
@@ -117,7 +119,14 @@ class TrainerJob:
             with phase("evaluation"):
                 return evaluate(*args, **settings)
 
-        trainer.evaluation_loop = evaluation_loop
+        create = trainer.create_optimizer
+
+        def create_optimizer(*args: Any, **settings: Any) -> Any:
+            # Tied weights are told by their addresses, which simulated ones do not have.
+            with replaced([(torch.Tensor, "data_ptr", lambda tensor: tensor.untyped_storage()._cdata)]):
+                return create(*args, **settings)
+
+        trainer.evaluation_loop, trainer.create_optimizer = evaluation_loop, create_optimizer
         trainer.train()
 
 

@@ -11,8 +11,9 @@ from transformers import TrainerCallback
 from snugfit.fake_device.assumptions import AssumeArgument, assumptions_from
 from snugfit.fake_device.registration import is_simulation
 from snugfit.interop.memory_watch import MemoryWatch
-from snugfit.interop.recorded_training import estimate_job, modules_in
-from snugfit.interop.trainer_job import TrainerJob, given_optimizer
+from snugfit.interop.recorded_training import modules_in
+from snugfit.interop.trainer_estimate import estimate_for
+from snugfit.interop.trainer_job import given_optimizer
 from snugfit.techniques.batches import tensors_of
 
 if TYPE_CHECKING:
@@ -34,11 +35,10 @@ class MemoryCallback(TrainerCallback):
         on_exceed: What happens where more is predicted: "warn", or "stop" before anything was trained.
         predict: Whether it is predicted.
         leak_alarm: Whether memory that grows is told.
-        device: What the prediction is for, a card's name or cpu; None: where the Trainer trains.
         assume: What to take for values that simulated tensors do not have, as for `snugfit.estimate`.
 
     Raises:
-        InputError: Budget, on_exceed or device cannot be read.
+        InputError: Budget, on_exceed or assume cannot be read.
     """
 
     def __init__(
@@ -48,7 +48,6 @@ class MemoryCallback(TrainerCallback):
         on_exceed: str = "warn",
         predict: bool = True,
         leak_alarm: bool = True,
-        device: str | None = None,
         assume: AssumeArgument = None,
     ) -> None:
         self.report: MemoryReport | None = None
@@ -56,7 +55,7 @@ class MemoryCallback(TrainerCallback):
         self.estimate: Estimate | None = None
         """The prediction, once training has begun."""
         self._settings: dict[str, Any] = {
-            "budget": budget, "on_exceed": on_exceed, "predict": predict, "leak_alarm": leak_alarm, "device": device,
+            "budget": budget, "on_exceed": on_exceed, "predict": predict, "leak_alarm": leak_alarm,
         }  # fmt: skip
         self._watch = MemoryWatch(**self._settings)
         self._assume = assumptions_from(assume)
@@ -67,12 +66,7 @@ class MemoryCallback(TrainerCallback):
             return
         self._watch = watch = MemoryWatch(**self._settings)
         trainer = _caller()
-
-        def ask(device: str) -> Estimate:
-            title = type(trainer.model).__name__
-            return estimate_job(TrainerJob(trainer), title, device=device, assume=self._assume)
-
-        watch.before(ask, args.device, _HINT)
+        watch.before(lambda device: estimate_for(trainer, device=device, assume=self._assume), args.device, _HINT)
         self.estimate = watch.estimate
         optimizer = given_optimizer(trainer)
         held = [] if optimizer is None else list(tensors_of(list(optimizer.state.values())))
