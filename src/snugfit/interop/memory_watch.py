@@ -74,12 +74,17 @@ class MemoryWatch:
         """
         if not self.predict:
             return
+        from snugfit.training import random_state
+
+        state = random_state.capture()  # samples that are read for it may draw random numbers
         try:
             self.estimate = ask("cpu" if place.type == "cpu" else "local")
         except (CannotSimulateError, InputError) as error:
             self._not_predicted = str(error)
             warn(f"this training was not predicted, and goes on: {error}")
             return
+        finally:
+            random_state.restore(state)
         over = self._over(self.estimate)
         if over is None:
             self._say(f"memory: predicted {format_bytes(self.estimate.total_bytes)}{self._of_budget()}")

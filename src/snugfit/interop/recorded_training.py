@@ -131,14 +131,20 @@ class Samples:
         return len(self.samples) * self.times
 
     def __getitem__(self, number: int) -> Any:
-        import torch
-
-        from snugfit.fake_device.materialise import Materialiser
         from snugfit.techniques.batches import map_tensors
 
-        fake, host = Materialiser(), torch.device("cpu")
-        sample = self.samples[number % len(self.samples)]
-        return map_tensors(sample, lambda leaf: fake.tensor(leaf, host))
+        return map_tensors(self.samples[number % len(self.samples)], _made_anew)
+
+
+def _made_anew(leaf: torch.Tensor) -> torch.Tensor:
+    """A fake tensor for one that travelled; a row of a table that is there all along is of no size."""
+    import torch
+
+    if leaf.device.type != "meta":
+        return leaf
+    if leaf.untyped_storage().nbytes() > leaf.numel() * leaf.element_size():
+        return torch.empty((), dtype=leaf.dtype).expand(leaf.shape)
+    return torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype)
 
 
 def modules_in(values: Mapping[str, Any]) -> Iterator[torch.nn.Module]:

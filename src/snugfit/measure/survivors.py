@@ -106,16 +106,17 @@ class SurvivorWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def holder(self) -> str:
         """Returns what in Python holds tensors that stay: `a list of 40 (losses)`; empty where nothing is found."""
-        staying = {id(made.storage()) for made in self._living()}
-        tensors = [one for one in gc.get_objects() if type(one) is torch.Tensor and _storage_in(one, staying)]
-        known = {id(tensors)}
+        staying = {key for key, made in self._seen.items() if made.storage() is not None}
+        tensors = [one for one in gc.get_objects() if type(one) is torch.Tensor and _storage_of(one) in staying]
+        holders: dict[int, list[Any]] = {}
         for tensor in tensors:
             for container in gc.get_referrers(tensor):
-                if isinstance(container, list | dict | collections.deque) and id(container) not in known:
-                    name = _name_of(container, known | {id(container)})
-                    if name or len(container) > STEPS:
-                        kind = type(container).__name__
-                        return f"a {kind} of {len(container)}{f' ({name})' if name else ''}"
+                if isinstance(container, list | dict | collections.deque) and container is not tensors:
+                    holders.setdefault(id(container), [container, 0])[1] += 1
+        for container, held in sorted(holders.values(), key=lambda row: -row[1]):
+            name = _name_of(container, holders)
+            if held >= MADE_IN and (name or len(container) > STEPS):
+                return f"a {type(container).__name__} of {len(container)}{f' ({name})' if name else ''}"
         return ""
 
     def _off(self) -> None:
@@ -171,26 +172,27 @@ class SurvivorWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return library
 
 
-def _storage_in(tensor: torch.Tensor, wanted: set[int]) -> bool:
+def _storage_of(tensor: torch.Tensor) -> int | None:
     try:
-        return id(tensor.untyped_storage()) in wanted
+        return tensor.untyped_storage()._cdata
     except (RuntimeError, NotImplementedError):  # sparse, fake
-        return False
+        return None
 
 
-def _name_of(container: Any, known: set[int]) -> str:
-    """The name under which a module, an object or a function has a container."""
+def _name_of(container: Any, ours: dict[int, list[Any]]) -> str:
+    """The name under which an object, a module or a function has a container."""
     for owner in gc.get_referrers(container):
         if isinstance(owner, types.FrameType):
-            return next((name for name, value in owner.f_locals.items() if value is container), "")
-        if isinstance(owner, types.ModuleType) or id(owner) in known:
+            table = owner.f_locals
+        elif isinstance(owner, dict):
+            table = owner
+        elif isinstance(owner, list) or id(owner) in ours:
             continue
-        table = owner if isinstance(owner, dict) else getattr(owner, "__dict__", None)
-        if not isinstance(table, dict):
+        else:
+            table = getattr(owner, "__dict__", {})
+        name = next((key for key, value in table.items() if value is container and isinstance(key, str)), "")
+        if not name or name == "container":
             continue
-        name = next((str(key) for key, value in table.items() if value is container), "")
-        if name and owner is not table:
-            return f"{type(owner).__name__}.{name}"
-        if name:
-            return name
+        whole = owner if isinstance(owner, dict | types.FrameType) else type(owner).__name__
+        return f"{whole}.{name}" if isinstance(whole, str) else name
     return ""
