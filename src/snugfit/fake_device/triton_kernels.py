@@ -1,4 +1,4 @@
-"""Kernels that a library has written in Triton: each is one kernel that reads and writes what it is given, and makes nothing.
+"""Kernels that a library has written in Triton: each is one that reads and writes what it is given, and makes nothing.
 
 What they need is allocated by the code around them, which runs as it is. How long they take is that of going over their
 tensors once; what they compute in between is not counted.
@@ -29,7 +29,9 @@ def triton_launches(kind: str, say: Callable[[str], None]) -> list[Change]:
         inner = kernel
         while hasattr(inner, "fn"):  # tuned, with heuristics, compiled: the function is inside
             inner = inner.fn
-        say(f"{getattr(inner, '__name__', 'a kernel')} is written in Triton and was counted as one pass over its tensors")
+        say(
+            f"{getattr(inner, '__name__', 'a kernel')} is written in Triton and was counted as one pass over its tensors"
+        )
         _operator()(tensors_in((*args, *settings.values())))
 
     owners = (sys.modules[_JIT].JITFunction, sys.modules[_TUNED].Autotuner, sys.modules[_TUNED].Heuristics)

@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 _HINT = " Lower the batch size and raise accumulate_grad_batches, or take precision='bf16-mixed'."
 
 
-class MemoryCallback(Callback):
+class MemoryCallback(Callback):  # type: ignore[misc]
     """Predicts the memory of a fit before it trains, measures it meanwhile, and shows one beside the other.
 
-    The prediction takes the LightningModule's own steps on a simulated device, with the widest samples of its loader and with
-    its validation; it takes some seconds. Memory that grows step by step is an alarm (a `SnugfitWarning`) that names what
-    grows. After training `report` has it all. On a card torch's peak counters are reset at every step.
+    The prediction takes the LightningModule's own steps on a simulated device, with the widest samples of its loader and
+    with its validation; it takes some seconds. Memory that grows step by step is an alarm (a `SnugfitWarning`) that names
+    what grows. After training `report` has it all. On a card torch's peak counters are reset at every step.
 
     Args:
         budget: Memory that the training may take, such as "8GiB", or bytes; None: a card's own memory.

@@ -56,7 +56,9 @@ class LightningJob:
     def __init__(self, trainer: Any, module: Any) -> None:
         """Takes the two as they are when training starts."""
         if trainer.world_size > 1:
-            raise CannotSimulateError(f"the Trainer runs on {trainer.world_size} devices; only one process is simulated.")
+            raise CannotSimulateError(
+                f"the Trainer runs on {trainer.world_size} devices; only one process is simulated."
+            )
         self.package = type(trainer).__module__.partition(".trainer.")[0]
         self.module = module
         self.accumulate = trainer.accumulate_grad_batches

@@ -5,6 +5,7 @@ What the callbacks of trainers and `watch_memory` share; they only say when what
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
@@ -120,9 +121,7 @@ class MemoryWatch:
         from snugfit.measure.step_peaks import StepPeaks
 
         self._models = list({id(model): model for model in models}.values())
-        weights = (
-            one for model in self._models for table in (model.parameters(), model.buffers()) for one in table
-        )
+        weights = (one for model in self._models for table in (model.parameters(), model.buffers()) for one in table)
         gradients = (one.grad for model in self._models for one in model.parameters() if one.grad is not None)
         here = [one for one in (*weights, *gradients, *held) if one.device.type == place.type]
         self._peaks = StepPeaks(place, here)
@@ -180,7 +179,7 @@ class MemoryWatch:
         staying = sum(row.per_step_bytes for row in rows)
         series = peaks.alive if len(peaks.alive) == peaks.steps else self._heap
         last = series[-3:]
-        goes_on = len(last) == 3 and min(after - before for before, after in zip(last, last[1:], strict=False)) > (
+        goes_on = len(last) == 3 and min(after - before for before, after in itertools.pairwise(last)) > (
             growth.per_step_bytes / 2
         )
         named = staying >= _LARGE_SHARE * growth.per_step_bytes

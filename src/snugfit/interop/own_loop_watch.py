@@ -1,4 +1,4 @@
-"""`snugfit.watch_memory`: a loop of one's own (plain torch, Accelerate, Fabric) predicted, measured, and told when memory grows."""
+"""`snugfit.watch_memory`: a loop of one's own (plain torch, Accelerate, Fabric), its memory predicted and measured."""
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@ already answer for the fake card.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -79,8 +80,6 @@ def _sent(job: Job) -> bytes:
 
 def record_job(sent: bytes, assume: Any, personality: Personality) -> Recording:
     """Records a job from `skeleton.dumps`; runs in a worker."""
-    import contextlib
-
     from snugfit.fake_device.materialise import Materialiser
     from snugfit.fake_device.says_cuda import code_says_cuda
     from snugfit.techniques.batches import tensors_of
@@ -102,10 +101,8 @@ def record_job(sent: bytes, assume: Any, personality: Personality) -> Recording:
             fake.module(owner, personality.device)
         for optimizer in optimizers:
             fake.optimizer(optimizer, personality.device)
-        try:
+        with contextlib.suppress(EnoughSeen):
             job.train(personality.device)
-        except EnoughSeen:
-            pass
         if not watched.steps:
             raise InputError("the trainer took no step of an optimizer of torch.optim, so there is nothing to look at.")
 

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     import torch
 
 _STAYS = frozenset((
-    "accelerator", "callback_handler", "control", "gather_function", "deepspeed", "hub_model_id", "lr_scheduler", "model_wrapped", "optimizer",
-    "state", "train_dataset", "eval_dataset", "args", "neftune_hook_handle",
+    "accelerator", "args", "callback_handler", "control", "deepspeed", "eval_dataset", "gather_function", "hub_model_id",
+    "lr_scheduler", "model_wrapped", "neftune_hook_handle", "optimizer", "state", "train_dataset",
 ))  # fmt: skip
 """What belongs to one process and one run, and is made anew."""
 _ACCELERATE = ("forward", "_original_forward", "_is_accelerate_prepared")
@@ -109,9 +109,8 @@ class TrainerJob:
             trainer.model.gradient_checkpointing_disable()
         trainer.create_accelerator_and_postprocess()
         trainer.optimizer, trainer.lr_scheduler = self.optimizer, None
-        trainer.callback_handler = CallbackHandler(
-            [DefaultFlowCallback], trainer.model, trainer.processing_class, None, None
-        )
+        callbacks: Any = CallbackHandler
+        trainer.callback_handler = callbacks([DefaultFlowCallback], trainer.model, trainer.processing_class, None, None)
         trainer.state, trainer.control = TrainerState(), TrainerControl()
         evaluate = trainer.evaluation_loop
 
@@ -132,7 +131,9 @@ class TrainerJob:
 
 def check_trainer(trainer: Any) -> None:
     """Refuses what is no Trainer that could train here."""
-    if not all(hasattr(trainer, name) for name in ("args", "model", "train_dataset", "create_accelerator_and_postprocess")):
+    if not all(
+        hasattr(trainer, name) for name in ("args", "model", "train_dataset", "create_accelerator_and_postprocess")
+    ):
         raise InputError(
             f"trainer is a {type(trainer).__name__}; give a transformers.Trainer that is built (TRL's trainers are such)."
         )
@@ -141,7 +142,7 @@ def check_trainer(trainer: Any) -> None:
     if trainer.args.world_size > 1 or trainer.args.n_gpu > 1:
         raise CannotSimulateError(
             f"the Trainer runs on {max(trainer.args.world_size, trainer.args.n_gpu)} GPUs; only one process with one GPU is "
-            "simulated. Build it in one process, with CUDA_VISIBLE_DEVICES=0, to see what one of them takes without sharding."
+            "simulated. Build it in one process, with CUDA_VISIBLE_DEVICES=0, to see what one takes without sharding."
         )
 
 

@@ -10,7 +10,7 @@ import copy
 import dataclasses
 import importlib.util
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from snugfit.devices import Device
@@ -172,14 +172,18 @@ class _Search:
         best = min((found for _, (found, _) in whole if found is not None), key=_seconds, default=None)
         # A smaller microbatch takes as long at least, so what is slower with the whole batch needs no second look.
         for setting, (found, largest) in sorted(whole, key=lambda row: _seconds(row[1][1])):
-            if found is None and largest.need_bytes is not None and (best is None or _seconds(largest) < _seconds(best)):
+            if (
+                found is None
+                and largest.need_bytes is not None
+                and (best is None or _seconds(largest) < _seconds(best))
+            ):
                 smaller, _ = self._fitting(setting, splits[1:], capacity)
                 if smaller is not None and (best is None or _seconds(smaller) < _seconds(best)):
                     best = smaller
         return best
 
     def _fitting(
-        self, setting: Mapping[str, Any], splits: list[Mapping[str, Any]], capacity: int
+        self, setting: Mapping[str, Any], splits: Sequence[Mapping[str, Any]], capacity: int
     ) -> tuple[Tried | None, Tried]:
         """The largest microbatch of a setting that fits, None where none does; and the last one looked at."""
         low, high = 0, len(splits) - 1
@@ -337,8 +341,8 @@ class _Search:
         )
         return DoesNotFitError(
             f"no TrainingArguments let this Trainer train in {format_bytes(budget_bytes)} with its effective batch of "
-            f"{self.args.per_device_train_batch_size * self.args.gradient_accumulation_steps}. The smallest budgets that do: "
-            f"{said}. Or shorten the sequences, freeze weights, or train an adapter."
+            f"{self.args.per_device_train_batch_size * self.args.gradient_accumulation_steps}. The smallest budgets "
+            f"that do: {said}. Or shorten the sequences, freeze weights, or train an adapter."
         )
 
 

@@ -8,6 +8,7 @@ Stretches double, so that a slow leak is seen as well, only later.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 
 WARM_UP = 3
@@ -53,7 +54,7 @@ def grows(alive_bytes: Sequence[int], *, least_bytes: int, stride: int = 1, shor
 def _grown(series: Sequence[int], length: int, stride: int) -> Growth | None:
     stretches = [series[start : start + length] for start in range(0, len(series), length)]
     floors = [min(stretch) for stretch in stretches]
-    rises = [after - before for before, after in zip(floors, floors[1:], strict=False)]
+    rises = [after - before for before, after in itertools.pairwise(floors)]
     mean = sum(rises) / len(rises)
     if mean <= 0 or min(rises) < mean / 2 or max(rises) > 2 * mean:
         return None

@@ -1,8 +1,8 @@
 """The most memory of each training step, in tensors, cheaply enough for a whole run.
 
 On a card torch counts it. On the CPU the allocator's events do, of the first steps and the first evaluation, and of all
-others as long as adding them up takes next to no time. Beside that all that the process has allocated is read, to see whether
-it grows; tensors or not.
+others as long as adding them up takes next to no time. Beside that all that the process has allocated is read, tensors or
+not, to see whether it grows.
 """
 
 from __future__ import annotations

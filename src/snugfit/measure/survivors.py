@@ -156,7 +156,7 @@ class SurvivorWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return "" if node is None else self._modules.of_node(node)
 
     def _line(self) -> str:
-        """The innermost line of the person's own code within the step, or of the loop; else of a library that is not torch."""
+        """The innermost line of the person's own code in the step or its loop; else of a library that is not torch."""
         frame: types.FrameType | None = sys._getframe(2)
         library = ""
         while frame is not None:
@@ -174,7 +174,7 @@ class SurvivorWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def _storage_of(tensor: torch.Tensor) -> int | None:
     try:
-        return tensor.untyped_storage()._cdata
+        return int(tensor.untyped_storage()._cdata)
     except (RuntimeError, NotImplementedError):  # sparse, fake
         return None
 
