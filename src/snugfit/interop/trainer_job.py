@@ -37,8 +37,8 @@ class TrainerJob:
 
         `changes`: fields of its `TrainingArguments` that are other ones in the simulation.
         """
-        args, changes = trainer.args, dict(changes or {})
         check_trainer(trainer)
+        args, changes = trainer.args, dict(changes or {})
         self.kind = type(trainer)
         self.attributes = {name: value for name, value in vars(trainer).items() if name not in _STAYS}
         self.optimizer = given_optimizer(trainer) if "optim" not in changes else None

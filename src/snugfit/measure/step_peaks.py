@@ -21,6 +21,8 @@ WINDOW = 12
 """First steps whose events are recorded on the CPU; enough to see growth in them."""
 _SHARE = 0.002
 """Part of the time that adding events up may take after those, and that reading the heap may."""
+_SURELY_READ = 64
+"""Readings of the heap before that is asked."""
 
 
 class StepPeaks:
@@ -133,6 +135,6 @@ class StepPeaks:
             return
         self.heap.append(found)
         self._heap_seconds += now - begun
-        if len(self.heap) % 8 == 0 and self._heap_seconds > _SHARE * (now - self._begun):
+        if len(self.heap) >= _SURELY_READ and len(self.heap) % 8 == 0 and self._heap_seconds > _SHARE * (now - self._begun):
             self.heap_stride *= 2
             self.heap = self.heap[1::2]

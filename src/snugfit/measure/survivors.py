@@ -180,7 +180,13 @@ def _storage_of(tensor: torch.Tensor) -> int | None:
 
 
 def _name_of(container: Any, ours: dict[int, list[Any]]) -> str:
-    """The name under which an object, a module or a function has a container."""
+    """The name under which a function that runs, an object or a module has a container."""
+    frame: types.FrameType | None = sys._getframe(2)
+    while frame is not None:  # what a function that runs has in its variables says nothing about it
+        name = next((name for name, value in frame.f_locals.items() if value is container), "")
+        if name:
+            return name
+        frame = frame.f_back
     for owner in gc.get_referrers(container):
         if isinstance(owner, types.FrameType):
             table = owner.f_locals
