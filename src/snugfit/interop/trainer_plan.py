@@ -324,25 +324,25 @@ class _Search:
     def _does_not_fit(self, budget_bytes: int, margin: Margin, levels: frozenset[Level]) -> DoesNotFitError:
         """The error where nothing fits, with the least that would at each level of fidelity."""
         smallest = list(self._splits())[-1]
+        allowed = max(levels, key=LEVELS.index)
         least = {}
-        for level in LEVELS[max(map(LEVELS.index, levels)) :]:
-            found = [
-                self._with_evaluation({**setting, **smallest}, 0)
-                for setting in self._settings(levels | set(LEVELS[: LEVELS.index(level) + 1]))
-            ]
+        for level in LEVELS[LEVELS.index(allowed) :]:
+            settings = list(self._settings(levels | set(LEVELS[: LEVELS.index(level) + 1])))
+            if level != allowed:  # what saves everything at once is enough to say that more would help
+                settings = [{**settings[-1], **({"gradient_checkpointing": True} if self._checkpointing() else {})}]
+            found = [self._with_evaluation({**setting, **smallest}, 0) for setting in settings]
             needs = [one.need_bytes for one in found if one.need_bytes is not None]
             if needs:
                 taken = min(needs) + self.place.card.context_bytes
                 # The margin is a part of that budget, which is larger.
                 least[level] = -(-max(int(taken / (1 - margin.share)) + 1, taken + margin.least_bytes) // MIB)
-        allowed = max(levels, key=LEVELS.index)
         said = ", ".join(
             f"{size} MiB" + ("" if level == allowed else f" with allow={level!r}") for level, size in least.items()
         )
         return DoesNotFitError(
             f"no TrainingArguments let this Trainer train in {format_bytes(budget_bytes)} with its effective batch of "
-            f"{self.args.per_device_train_batch_size * self.args.gradient_accumulation_steps}. The smallest budgets "
-            f"that do: {said}. Or shorten the sequences, freeze weights, or train an adapter."
+            f"{self.args.per_device_train_batch_size * self.args.gradient_accumulation_steps}. Budgets that "
+            f"do: {said}. Or shorten the sequences, freeze weights, or train an adapter."
         )
 
 
