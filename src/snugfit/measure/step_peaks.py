@@ -135,6 +135,10 @@ class StepPeaks:
             return
         self.heap.append(found)
         self._heap_seconds += now - begun
-        if len(self.heap) >= _SURELY_READ and len(self.heap) % 8 == 0 and self._heap_seconds > _SHARE * (now - self._begun):
+        if (
+            len(self.heap) >= _SURELY_READ
+            and len(self.heap) % 8 == 0
+            and self._heap_seconds > _SHARE * (now - self._begun)
+        ):
             self.heap_stride *= 2
             self.heap = self.heap[1::2]

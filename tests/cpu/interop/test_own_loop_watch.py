@@ -1,6 +1,5 @@
 """Loops of one's own under `watch_memory`: measured steps, the alarm where something grows, silence where nothing does."""
 
-import __main__
 import subprocess
 import sys
 import warnings
@@ -10,6 +9,7 @@ import memory_loops
 import pytest
 import torch
 
+import __main__
 import snugfit
 from snugfit.errors import DoesNotFitError, InputError, SnugfitWarning
 from snugfit.measure.process_memory import heap_in_use_bytes
@@ -95,7 +95,10 @@ def test_more_than_the_budget_stops_before_anything_is_trained(monkeypatch):
     monkeypatch.setattr("snugfit.simulator.own_script.estimate_script", predicted)
     monkeypatch.setattr("sys.argv", ["train.py", "--epochs", "3"])
     model = memory_loops.network()
-    with pytest.raises(DoesNotFitError, match=r"2\.00 MiB more than the budget of 1\.00 MiB\. Largest: activations 2\.00 MiB.*Nothing was trained"):
+    with pytest.raises(
+        DoesNotFitError,
+        match=r"2\.00 MiB more than the budget of 1\.00 MiB\. Largest: activations 2\.00 MiB.*Nothing was trained",
+    ):
         snugfit.watch_memory(model, budget="1MiB", on_exceed="stop").__enter__()
 
 

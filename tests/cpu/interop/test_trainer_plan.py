@@ -55,7 +55,9 @@ def test_a_trainer_of_those_arguments_takes_what_the_plan_says(plan, tmp_path):
 
 def test_where_nothing_fits_the_smallest_budget_is_said(tmp_path):
     trainer = small_trainers.trainer(tmp_path, per_device_train_batch_size=2)
-    with pytest.raises(DoesNotFitError, match=r"effective batch of 2\. Budgets that do: \d+ MiB, \d+ MiB with allow='rounding'"):
+    with pytest.raises(
+        DoesNotFitError, match=r"effective batch of 2\. Budgets that do: \d+ MiB, \d+ MiB with allow='rounding'"
+    ):
         snugfit.plan_for(trainer, budget="1MiB", device="cpu")
 
 

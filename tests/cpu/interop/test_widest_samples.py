@@ -18,7 +18,10 @@ def test_a_table_of_tokens_is_asked_for_lengths_and_not_read():
     datasets = pytest.importorskip("datasets")
     rows = [[1] * (number % 50 + 1) for number in range(3 * MOST_READ)]
     rows[-1] = [1] * 200
-    assert [len(row["input_ids"]) for row in widest_samples(datasets.Dataset.from_dict({"input_ids": rows}), 2)] == [200, 50]
+    assert [len(row["input_ids"]) for row in widest_samples(datasets.Dataset.from_dict({"input_ids": rows}), 2)] == [
+        200,
+        50,
+    ]
 
 
 def test_a_large_set_is_read_here_and_there_and_a_stream_from_its_beginning():
