@@ -24,6 +24,9 @@ from snugfit.recipe import Recipe
 from snugfit.workload import Workload
 
 if TYPE_CHECKING:
+    from snugfit.interop.own_loop_watch import watch_memory
+    from snugfit.interop.trainer_estimate import estimate_for
+    from snugfit.interop.trainer_plan import plan_for
     from snugfit.planner.plan import plan
     from snugfit.planner.plan_result import Plan
     from snugfit.runs.result import TrainResult
@@ -47,12 +50,15 @@ _LATE = {
     "Trainer": "snugfit.training.step",
     "apply": "snugfit.training.apply",
     "estimate": "snugfit.simulator.estimate",
+    "estimate_for": "snugfit.interop.trainer_estimate",
     "load_adapter": "snugfit.training.adapter_file",
     "merge_adapter": "snugfit.training.adapter_file",
     "plan": "snugfit.planner.plan",
+    "plan_for": "snugfit.interop.trainer_plan",
     "prepare": "snugfit.training.prepare",
     "save_adapter": "snugfit.training.adapter_file",
     "train": "snugfit.runs.train",
+    "watch_memory": "snugfit.interop.own_loop_watch",
 }
 
 __all__ = [
@@ -76,13 +82,16 @@ __all__ = [
     "Workload",
     "apply",
     "estimate",
+    "estimate_for",
     "fidelity",
     "load_adapter",
     "merge_adapter",
     "plan",
+    "plan_for",
     "prepare",
     "save_adapter",
     "train",
+    "watch_memory",
 ]
 
 

@@ -167,6 +167,13 @@ def begin_peaks(device: torch.device) -> None:
         module.reset_peak_memory_stats(device)
 
 
+def forget_peaks(device: torch.device) -> None:
+    """Resets the peaks of a device to what is alive now, and leaves all else as it is."""
+    module = _counting(device)
+    if module:
+        module.reset_peak_memory_stats(device)
+
+
 def give_back(device: torch.device) -> None:
     """Gives the allocator's unused memory back to a device."""
     module = _counting(device)

@@ -22,6 +22,7 @@ from snugfit.fake_device.recorder import Recorder
 from snugfit.fake_device.registration import threads_of
 from snugfit.fake_device.replaced import Change, replaced
 from snugfit.fake_device.translate import cuda_means_sim, pool_on_host, told
+from snugfit.fake_device.triton_kernels import triton_launches
 from snugfit.private_torch import late_compiler
 from snugfit.recording.recording import Recording
 
@@ -53,6 +54,7 @@ def record(
                 *told(torch.get_rng_state, recorder.saw),
                 *told(torch.isfinite, recorder.values.is_true),
                 *stand_ins(personality.kind),
+                *triton_launches(personality.kind, recorder.answered.add),
                 *stated_counts(recorder.answered.add),
                 *library_answers(recorder.values, recorder.answered.add),
                 *arrays_given(recorder.values),

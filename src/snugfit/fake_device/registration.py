@@ -26,6 +26,11 @@ _threads = 1
 """Threads that torch takes by itself in this process."""
 
 
+def is_simulation() -> bool:
+    """Returns whether this process simulates, so that code of a person's own that measures itself has nothing to measure."""
+    return _registered
+
+
 def register() -> None:
     """Makes the fake accelerator the accelerator of this process; a second call does nothing."""
     global _registered, _threads

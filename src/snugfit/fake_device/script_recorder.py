@@ -24,6 +24,7 @@ _aten = torch.ops.aten
 _DRAW = {_aten.arange, _aten.randperm, _aten.randint}
 """Operators that make whole numbers out of nothing where no other dtype is said."""
 _EMPTY = {_aten.empty, _aten.zeros, _aten.ones, _aten.full}
+_INDEXING = {_aten.index, _aten.index_put, _aten.index_put_}
 _MOST_NUMBERS = 2**22
 """Larger ones are fake: no script reads them one by one."""
 _REAL = (torch.Tensor, torch.nn.Parameter)
@@ -41,7 +42,7 @@ class ScriptRecorder(Recorder):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         given = tensors_in((*args, *kwargs.values()))
         if not _stays_real(func, args, kwargs, given):
-            return super().__torch_dispatch__(func, types, args, kwargs)
+            return super().__torch_dispatch__(func, types, _by_positions(func, args), kwargs)
         result = func(*args, **kwargs)
         module = self._where()
         for tensor in new_tensors(result, {tensor.untyped_storage()._cdata for tensor in given}):
@@ -64,6 +65,20 @@ def copies() -> list[Change]:
         return memo[id(tensor)]
 
     return [(torch.Tensor, "__deepcopy__", copied)]
+
+
+def _by_positions(func: Any, args: Sequence[Any]) -> Sequence[Any]:
+    """Returns the arguments of an operator with the positions in place of masks of data, whose values are there."""
+    if func.overloadpacket not in _INDEXING or not any(map(_is_real_mask, args[1])):
+        return args
+    places: list[Any] = []
+    for index in args[1]:
+        places += index.nonzero().unbind(1) if _is_real_mask(index) else [index]
+    return (args[0], places, *args[2:])
+
+
+def _is_real_mask(index: Any) -> bool:
+    return type(index) in _REAL and index.dtype is torch.bool and index.device.type == "cpu"
 
 
 def _stays_real(func: Any, args: Sequence[Any], kwargs: dict[str, Any], given: Sequence[torch.Tensor]) -> bool:

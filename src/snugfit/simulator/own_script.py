@@ -12,7 +12,7 @@ import functools
 import sys
 import types
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -65,25 +65,39 @@ def estimate_script(
 
 def record_script(path: Path, arguments: Sequence[str], assume: Assumptions, personality: Personality) -> Recording:
     """Records the first steps of a script; runs in a worker."""
+    watched = WatchedScript()
+    with replaced(watched.shorter_loaders()):
+        recording = record_watched(watched, functools.partial(watched.run, path, arguments), assume, personality)
+    if personality.is_card and not any(row.place == "device" for row in recording.trace.storages):
+        note = f"{path} puts nothing on the card: as it was called it trains on the host, which has all of it."
+        return dataclasses.replace(recording, warnings=(*recording.warnings, note))
+    return recording
+
+
+def record_watched(
+    watched: WatchedScript,
+    run: Callable[[Any], None],
+    assume: Assumptions,
+    personality: Personality,
+    captured: Iterable[torch.Tensor] = (),
+) -> Recording:
+    """Records `run(recorder)`, code of a person's own that trains by itself; runs in a worker.
+
+    `captured`: tensors that arrived with that code and belong to no model.
+    """
     from snugfit.fake_device.record import record
     from snugfit.fake_device.says_cuda import code_says_cuda
     from snugfit.fake_device.script_recorder import ScriptRecorder, copies
     from snugfit.simulator.harmless import harmless
     from snugfit.simulator.session import without_logs
 
-    watched = WatchedScript()
     without_logs()
     with ExitStack() as around:
         watched.begin(around)
         around.enter_context(harmless())
-        around.enter_context(replaced([*watched.shorter_loaders(), *copies()]))
+        around.enter_context(replaced(copies()))
         around.enter_context(code_says_cuda() if personality.is_card else replaced(_no_accelerator()))
-        run = functools.partial(watched.run, path, arguments)
-        recording = record(run, personality, (), assume, kind=ScriptRecorder)
-    if personality.is_card and not any(row.place == "device" for row in recording.trace.storages):
-        watched.notes.append(
-            f"{path} puts nothing on the card: as it was called it trains on the host, which has all of it."
-        )
+        recording = record(run, personality, captured, assume, kind=ScriptRecorder)
     return dataclasses.replace(
         recording,
         warnings=tuple(watched.notes),
@@ -128,11 +142,15 @@ class WatchedScript:
         ):
             around.callback(hook.remove)
 
+    def follow(self, recorder: Any) -> None:
+        """Tells a recorder of what is seen."""
+        self._recorder = recorder
+
     def run(self, path: Path, arguments: Sequence[str], recorder: Any) -> None:
         """Runs the script until enough was seen; its own failure is printed, and an InputError."""
         from snugfit.fake_device.says_cuda import rewritten
 
-        self._recorder = recorder
+        self.follow(recorder)
         code = 0
         try:
             with as_main(path, arguments), _main_module(path) as names:

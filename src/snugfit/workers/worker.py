@@ -91,11 +91,13 @@ def _answer(path: list[str], folder: str | None, request: bytes, loads: Any) -> 
             return pickle.dumps(("unknown module", (error.name, str(error))))
         except Exception as error:
             return pickle.dumps(("unread", f"{type(error).__name__}: {error}"))
+        imported = set(sys.modules)
         try:
             try:
                 result = function(*args, **kwargs)
             except late_compiler.CompilerNeeded:
                 del function, args, kwargs  # changed in place by now
+                _forget_halves(imported)
                 late_compiler.load()
                 function, args, kwargs = loads(request)
                 result = function(*args, **kwargs)
@@ -111,6 +113,14 @@ def _answer(path: list[str], folder: str | None, request: bytes, loads: Any) -> 
         return pickle.dumps(("error", error))
     except (Exception, SystemExit) as error:
         return pickle.dumps(("error", cannot_run(error, line_of(error), NOT_TRIED)))
+
+
+def _forget_halves(before: set[str]) -> None:
+    """Drops what is left of packages whose import was broken off: Python takes out the package, and leaves its parts."""
+    for name in sorted(sys.modules.keys() - before):
+        parent = name.rpartition(".")[0]
+        if parent and parent not in sys.modules:
+            del sys.modules[name]
 
 
 def _really(request: Any) -> Any:

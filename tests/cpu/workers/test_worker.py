@@ -314,3 +314,16 @@ def test_a_worker_ends_quietly_when_the_process_that_asked_is_killed(moment):
     # The end of standard error: the worker, which has it too, is gone.
     assert asking.stderr.read() in (b"", b"now")
     asking.wait()
+
+
+def test_parts_of_a_package_whose_import_was_broken_off_are_forgotten(monkeypatch):
+    from types import ModuleType
+
+    from snugfit.workers.worker import _forget_halves
+
+    before = set(sys.modules)
+    for name in ("half.inner", "half.inner.leaf", "whole", "whole.inner"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    _forget_halves(before)
+    assert "half.inner" not in sys.modules and "half.inner.leaf" not in sys.modules
+    assert "whole.inner" in sys.modules

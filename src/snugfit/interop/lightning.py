@@ -1,0 +1,95 @@
+"""A callback for Lightning's Trainer: memory predicted, measured, and told when it grows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+try:
+    from lightning.pytorch.callbacks import Callback
+except ImportError:
+    from pytorch_lightning.callbacks import Callback
+
+from snugfit.fake_device.assumptions import AssumeArgument, assumptions_from
+from snugfit.fake_device.registration import is_simulation
+from snugfit.interop.lightning_job import LightningJob
+from snugfit.interop.memory_watch import MemoryWatch
+from snugfit.interop.recorded_training import estimate_job
+from snugfit.techniques.batches import tensors_of
+
+if TYPE_CHECKING:
+    from snugfit.interop.memory_report import MemoryReport
+    from snugfit.simulator.prediction import Estimate
+
+_HINT = " Lower the batch size and raise accumulate_grad_batches, or take precision='bf16-mixed'."
+
+
+class MemoryCallback(Callback):  # type: ignore[misc]
+    """Predicts the memory of a fit before it trains, measures it meanwhile, and shows one beside the other.
+
+    The prediction takes the LightningModule's own steps on a simulated device, with the widest samples of its loader and
+    with its validation; it takes some seconds. Memory that grows step by step is an alarm (a `SnugfitWarning`) that names
+    what grows. After training `report` has it all. On a card torch's peak counters are reset at every step.
+
+    Args:
+        budget: Memory that the training may take, such as "8GiB", or bytes; None: a card's own memory.
+        on_exceed: What happens where more is predicted: "warn", or "stop" before anything was trained.
+        predict: Whether it is predicted.
+        leak_alarm: Whether memory that grows is told.
+        assume: What to take for values that simulated tensors do not have, as for `snugfit.estimate`.
+
+    Raises:
+        InputError: Budget, on_exceed or assume cannot be read.
+    """
+
+    def __init__(
+        self,
+        budget: str | int | None = None,
+        *,
+        on_exceed: str = "warn",
+        predict: bool = True,
+        leak_alarm: bool = True,
+        assume: AssumeArgument = None,
+    ) -> None:
+        self.report: MemoryReport | None = None
+        """Predicted beside measured, once training has ended."""
+        self.estimate: Estimate | None = None
+        """The prediction, once training has begun."""
+        self._settings: dict[str, Any] = {
+            "budget": budget, "on_exceed": on_exceed, "predict": predict, "leak_alarm": leak_alarm,
+        }  # fmt: skip
+        self._watch = MemoryWatch(**self._settings)
+        self._assume = assumptions_from(assume)
+        self._steps = 0
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Predicts, and begins to measure."""
+        if is_simulation():  # the script itself is what is predicted
+            return
+        self._watch = watch = MemoryWatch(**self._settings)
+
+        def ask(device: str) -> Estimate:
+            job = LightningJob(trainer, pl_module)
+            return estimate_job(job, type(pl_module).__name__, device=device, assume=self._assume)
+
+        place = trainer.strategy.root_device
+        watch.before(ask, place, _HINT)
+        self.estimate, self._steps = watch.estimate, trainer.global_step
+        watch.begin(place, [pl_module], tensors_of([list(one.state.values()) for one in trainer.optimizers]))
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
+        """Takes a step down, if the optimizer has taken one."""
+        if trainer.global_step != self._steps:
+            self._steps = trainer.global_step
+            self._watch.step_ended()
+
+    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+        """Notes that an evaluation begins."""
+        self._watch.evaluation_begins()
+
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        """Notes that an evaluation ended."""
+        self._watch.evaluation_ended()
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        """Shows predicted beside measured."""
+        self.report = self._watch.finish() or self.report

@@ -1,0 +1,109 @@
+"""`snugfit.watch_memory`: a loop of one's own (plain torch, Accelerate, Fabric), its memory predicted and measured."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from snugfit.errors import InputError
+from snugfit.fake_device.assumptions import AssumeArgument, assumptions_from
+from snugfit.fake_device.registration import is_simulation
+from snugfit.interop.memory_watch import MemoryWatch
+
+if TYPE_CHECKING:
+    import torch
+
+    from snugfit.interop.memory_report import MemoryReport
+    from snugfit.simulator.prediction import Estimate
+
+
+class watch_memory:
+    """Context around a training loop: its memory is predicted, measured, and shown one beside the other at its end.
+
+    A step ends when an optimizer of `torch.optim` has stepped, whoever calls it, so the loop is not changed. The prediction
+    runs the script that is running, as `snugfit estimate SCRIPT` does, until it has taken three steps, and takes some
+    seconds; in a notebook there is none. Memory that grows step by step is an alarm (a `SnugfitWarning`) that names what
+    grows. On a card torch's peak counters are reset at every step.
+
+    Args:
+        model: What is trained, as it is or wrapped by `accelerator.prepare` or `fabric.setup`.
+        optimizer: Its optimizer, if it has state already; None: it begins to train.
+        budget: Memory that the training may take, such as "8GiB", or bytes; None: a card's own memory.
+        on_exceed: What happens where more is predicted: "warn", or "stop" before anything was trained.
+        predict: Whether it is predicted.
+        leak_alarm: Whether memory that grows is told.
+        assume: What to take for values that simulated tensors do not have, as for `snugfit.estimate`.
+
+    Raises:
+        InputError: Model, budget, on_exceed or assume cannot be used.
+        DoesNotFitError: More than the budget is predicted, and on_exceed is "stop".
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizer: Any = None,
+        *,
+        budget: str | int | None = None,
+        on_exceed: str = "warn",
+        predict: bool = True,
+        leak_alarm: bool = True,
+        assume: AssumeArgument = None,
+    ) -> None:
+        self.report: MemoryReport | None = None
+        """Predicted beside measured, once the loop has ended."""
+        self.estimate: Estimate | None = None
+        """The prediction, once the loop has begun."""
+        if not callable(getattr(model, "parameters", None)):
+            raise InputError(f"model is a {type(model).__name__}; give the torch.nn.Module that is trained.")
+        self._model, self._optimizer = model, optimizer
+        self._watch = MemoryWatch(budget=budget, on_exceed=on_exceed, predict=predict, leak_alarm=leak_alarm)
+        self._assume = assumptions_from(assume)
+        self._hooks: list[Any] = []
+        self._counts: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._steps = 0
+
+    def __enter__(self) -> watch_memory:
+        """Predicts, and begins to measure."""
+        import torch
+        from torch.optim.optimizer import register_optimizer_step_post_hook
+
+        from snugfit.techniques.batches import tensors_of
+
+        if is_simulation():  # the script itself is what is predicted
+            return self
+        place = next((one.device for one in self._model.parameters()), torch.device("cpu"))
+        self._watch.before(self._ask, place)
+        self.estimate = self._watch.estimate
+        state = getattr(self._optimizer, "state", None)
+        self._watch.begin(place, [self._model], tensors_of(list(state.values())) if state else ())
+        self._hooks = [register_optimizer_step_post_hook(self._stepped)]
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Shows predicted beside measured."""
+        for hook in self._hooks:
+            hook.remove()
+        self.report = self._watch.finish()
+
+    def _ask(self, device: str) -> Estimate:
+        from snugfit.simulator.own_script import estimate_script
+
+        script = getattr(sys.modules.get("__main__"), "__file__", None)
+        if script is None:
+            raise InputError(
+                "this is no script (a notebook, a shell), and what is predicted is the script that runs. Predict the step "
+                "by snugfit.estimate(model, batch, step=...), and give predict=False here."
+            )
+        return estimate_script(script, sys.argv[1:], device=device, assume=self._assume)
+
+    def _stepped(self, optimizer: Any, *_: Any) -> None:
+        """Counts steps by the optimizer that steps most: one of several may have its turn."""
+        self._counts[optimizer] = self._counts.get(optimizer, 0) + 1
+        if self._counts[optimizer] > self._steps:
+            self._steps = self._counts[optimizer]
+            self._watch.step_ended()

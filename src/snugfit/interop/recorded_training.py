@@ -1,0 +1,153 @@
+"""A training that a library's loop drives, recorded in a worker: what is given is taken apart here and built anew there.
+
+A trainer that is built cannot travel as it is: it holds a process's accelerator, its loggers, its place in a run. So what
+makes it a training travels (`Job`), without values, and is unpacked where `torch.cuda` and code that compares devices
+already answer for the fake card.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, Protocol
+
+from snugfit.errors import InputError
+from snugfit.fake_device.assumptions import AssumeArgument, assumptions_from
+from snugfit.fake_device.personality import Personality
+from snugfit.recording.recording import Recording
+from snugfit.simulator.estimate import DeviceArgument, cards_of, estimated
+from snugfit.simulator.own_script import ASSUMED, FreshWorkers, WatchedScript, record_watched
+from snugfit.simulator.prediction import Estimate
+from snugfit.simulator.script import EnoughSeen
+
+if TYPE_CHECKING:
+    import torch
+
+    from snugfit.workers.pool import Pool
+
+TAKEN = {**ASSUMED, "nonzero": 1.0}
+"""What is taken where a training reads values, for its metrics say: a mask that counts tokens takes all of them."""
+STEPS = 3
+"""Optimizer steps that are recorded: state appears in the first, and the last is bounded by a step on either side."""
+
+
+class Job(Protocol):
+    """A training that can be sent."""
+
+    def as_built(self) -> AbstractContextManager[None]:
+        """Context in which its model is as it was before the trainer put anything around it."""
+
+    def owners(self) -> Iterator[torch.nn.Module]:
+        """Yields the modules that hold its weights."""
+
+    def optimizers(self) -> Iterator[torch.optim.Optimizer]:
+        """Yields the optimizers that came with it."""
+
+    def train(self, device: torch.device) -> None:
+        """Takes `STEPS` steps, with an evaluation between them where there is one; the weights are on the device."""
+
+
+def estimate_job(
+    job: Job, title: str, *, device: DeviceArgument, assume: AssumeArgument = None, pool: Pool | None = None
+) -> Estimate:
+    """Predicts what a training takes, on a card by name, on cpu or on every card (None)."""
+    record = functools.partial(record_job, _sent(job), assumptions_from(assume).completed(TAKEN))
+    return estimated(record, cards_of(device), None, title, pool or FreshWorkers())
+
+
+def recorded_job(job: Job, personality: Personality, pool: Pool, assume: AssumeArgument = None) -> Recording:
+    """Returns the recording of a training, made in a worker of a pool."""
+    taken = assumptions_from(assume).completed(TAKEN)
+    recording: Recording = pool.call(record_job, _sent(job), taken, personality, doing="a Trainer's steps")
+    return recording
+
+
+def _sent(job: Job) -> bytes:
+    from snugfit.workers import skeleton
+
+    try:
+        with job.as_built():
+            return skeleton.dumps(job)
+    except Exception as error:
+        path, found = skeleton.not_read(job)
+        raise InputError(
+            f"{path or 'something in the trainer'}, of type {type(found).__name__}, cannot be sent to the simulation "
+            f"({type(error).__name__}: {str(error)[:200]}). Make it where it is used, or leave it out of the trainer."
+        ) from error
+
+
+def record_job(sent: bytes, assume: Any, personality: Personality) -> Recording:
+    """Records a job from `skeleton.dumps`; runs in a worker."""
+    from snugfit.fake_device.materialise import Materialiser
+    from snugfit.fake_device.says_cuda import code_says_cuda
+    from snugfit.techniques.batches import tensors_of
+    from snugfit.workers import skeleton
+
+    with code_says_cuda() if personality.is_card else contextlib.nullcontext():
+        job: Job = skeleton.loads(sent)
+    owners, optimizers = list(job.owners()), list(job.optimizers())
+    held = {id(one) for owner in owners for one in _held_by(owner)}
+    held |= {id(one) for optimizer in optimizers for one in tensors_of(list(optimizer.state.values()))}
+    samples = {id(one) for one in tensors_of([getattr(job, "samples", ())])}
+    captured = [one for one in skeleton.arrived() if id(one) not in held | samples]
+    watched = WatchedScript()
+
+    def run(recorder: Any) -> None:
+        watched.follow(recorder)
+        fake = Materialiser()
+        for owner in owners:
+            fake.module(owner, personality.device)
+        for optimizer in optimizers:
+            fake.optimizer(optimizer, personality.device)
+        with contextlib.suppress(EnoughSeen):
+            job.train(personality.device)
+        if not watched.steps:
+            raise InputError("the trainer took no step of an optimizer of torch.optim, so there is nothing to look at.")
+
+    return record_watched(watched, run, assume, personality, captured)
+
+
+def _held_by(owner: torch.nn.Module) -> Iterator[torch.Tensor]:
+    import torch
+
+    for module in owner.modules():
+        for table in (module._parameters, module._buffers, vars(module)):
+            yield from (value for value in table.values() if isinstance(value, torch.Tensor))
+
+
+class Samples:
+    """A data set of a few samples that travelled: each is made anew when it is asked for, as a loader does."""
+
+    def __init__(self, samples: Sequence[Any], times: int = 1) -> None:
+        """Holds samples, to be gone through so many times."""
+        self.samples, self.times = samples, times
+
+    def __len__(self) -> int:
+        return len(self.samples) * self.times
+
+    def __getitem__(self, number: int) -> Any:
+        from snugfit.techniques.batches import map_tensors
+
+        return map_tensors(self.samples[number % len(self.samples)], _made_anew)
+
+
+def _made_anew(leaf: torch.Tensor) -> torch.Tensor:
+    """A fake tensor for one that travelled; a row of a table that is there all along is of no size."""
+    import torch
+
+    if leaf.device.type != "meta":
+        return leaf
+    if leaf.untyped_storage().nbytes() > leaf.numel() * leaf.element_size():
+        return torch.empty((), dtype=leaf.dtype).expand(leaf.shape)
+    return torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype)
+
+
+def modules_in(values: Mapping[str, Any]) -> Iterator[torch.nn.Module]:
+    """Yields the modules among the values of a mapping, and in lists and mappings among them."""
+    import torch
+
+    for value in values.values():
+        inside = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else (value,)
+        yield from (one for one in inside if isinstance(one, torch.nn.Module))

@@ -1,0 +1,362 @@
+"""`snugfit.plan_for`: the `TrainingArguments` with which a built Trainer trains fastest in a memory budget.
+
+What may be changed are arguments that every Trainer has: how the effective batch is cut, checkpointing, precision,
+optimizer, and the batch of an evaluation. Each candidate is simulated: three steps of that Trainer, and its evaluation.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import importlib.util
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from snugfit.devices import Device
+from snugfit.errors import CannotSimulateError, DoesNotFitError, InputError
+from snugfit.fake_device.assumptions import AssumeArgument
+from snugfit.interop.trainer_job import TrainerJob, check_trainer, set_fields
+from snugfit.techniques.levels import LEVELS, Level
+from snugfit.units import MIB, format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from snugfit.planner.margin import Margin
+    from snugfit.planner.probe import Place
+    from snugfit.recording.recording import Recording
+    from snugfit.simulator.prediction import Estimate
+_PLAIN = ("adamw_torch", "adamw_torch_fused")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Tried:
+    """Arguments that were simulated."""
+
+    changes: Mapping[str, Any]
+    """Argument -> its value, where it is another one than the Trainer has."""
+    need_bytes: int | None
+    """The smallest memory in which it goes through, CUDA's context apart; None where it cannot be simulated."""
+    total_bytes: int | None
+    """What it reserves where memory is not short, and CUDA's context; on cpu what its tensors take."""
+    step_seconds: float | None
+    """Predicted seconds of a step of the whole effective batch, without evaluation."""
+    peak_phase: str
+    """The phase in which the peak falls; evaluation, say."""
+    refusal: str = ""
+    """Why it cannot be simulated."""
+    recording: Recording | None = dataclasses.field(repr=False, compare=False, default=None)
+    """What was recorded."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class TrainerPlan:
+    """The fastest arguments that were found to fit a budget."""
+
+    arguments: Any
+    """A copy of the Trainer's `TrainingArguments`, changed. Build the Trainer again with them."""
+    changes: Mapping[str, tuple[Any, Any]]
+    """Argument -> what it was, and what it is now; empty where nothing has to change."""
+    estimate: Estimate
+    """What they are predicted to take, evaluation included."""
+    fidelity: Level
+    """How close training is to that of the Trainer as it is."""
+    need_bytes: int
+    """The smallest memory in which it goes through, CUDA's context apart."""
+    budget_bytes: int
+    """The budget; CUDA's context and the margin come out of it."""
+    margin_bytes: int
+    """Part of the budget that stays free because predictions err."""
+    step_seconds: float
+    """Predicted seconds of a step of the whole effective batch."""
+    as_it_is: Tried
+    """The Trainer's arguments as they are."""
+    tried: tuple[Tried, ...]
+    """All that was simulated, in order."""
+    notes: tuple[str, ...]
+    """What to know about the changes."""
+
+    def __str__(self) -> str:
+        """Returns it as text for a console."""
+        rows = [f"  {name}: {before} -> {now}" for name, (before, now) in self.changes.items()]
+        was = self.as_it_is.total_bytes
+        lines = [
+            "TrainingArguments that change:" if rows else "Nothing has to change.",
+            *rows,
+            f"predicted {format_bytes(self.estimate.total_bytes)} of {format_bytes(self.budget_bytes)} "
+            f"(as it is: {format_bytes(was or 0)}), peak in {self.estimate.peak_phase}",
+            f"a step takes {format_seconds(self.step_seconds)}, fidelity {self.fidelity}, {len(self.tried)} simulated",
+        ]
+        return "\n".join([*lines, *self.notes])
+
+    def __repr__(self) -> str:
+        return f"TrainerPlan(changes={dict(self.changes)}, need_bytes={self.need_bytes})"
+
+
+def plan_for(
+    trainer: Any,
+    budget: str | int | None = None,
+    *,
+    device: str | Device | None = None,
+    allow: str | Iterable[str] = "exact",
+    assume: AssumeArgument = None,
+) -> TrainerPlan:
+    """Finds the `TrainingArguments` with which a built Trainer trains fastest in a memory budget.
+
+    The Trainer is not changed and nothing is trained. What is simulated is its own `train` with the widest samples of its
+    data set, with its collator, loss, adapters and quantisation, and an evaluation at its own batch size.
+
+    Args:
+        trainer: A transformers.Trainer that is built, TRL's trainers included.
+        budget: Device memory, such as "8GiB", or bytes; None: all of the card, of this machine's GPU what is free.
+        device: A card's name (`snugfit devices`), `local`, `cpu`; None: this machine's GPU, or else its processor.
+        allow: Fidelity that may be given up: "exact", or "rounding" (bf16, 8-bit moments), "different" (Adafactor), or both
+            with a comma.
+        assume: What to take for values that simulated tensors do not have, as for `snugfit.estimate`.
+
+    Returns:
+        The plan; `plan.arguments` are the changed arguments.
+
+    Raises:
+        InputError: Trainer, budget, device or allow cannot be used.
+        DoesNotFitError: Nothing fits; names the smallest budget that would.
+        CannotSimulateError: The Trainer's step needs values, which simulated tensors do not have.
+    """
+    from snugfit.planner.constraints import constraints_from
+    from snugfit.planner.places import budget_for, place_for
+
+    check_trainer(trainer)
+    levels = constraints_from(allow=allow, device=device).allow
+    place, budget_bytes = budget_for(place_for(device), budget)
+    with _Search(trainer, place, assume) as search:
+        return search.plan(budget_bytes, levels)
+
+
+class _Search:
+    """Candidates for one Trainer on one device."""
+
+    def __init__(self, trainer: Any, place: Place, assume: AssumeArgument) -> None:
+        from snugfit.workers.pool import Pool
+
+        self.trainer, self.place, self.assume = trainer, place, assume
+        self.args = trainer.args
+        self.tried: list[Tried] = []
+        self._known: dict[tuple[Any, ...], Tried] = {}
+        self._pool = Pool(1)
+        self._evaluated_at_once = self.args.per_device_eval_batch_size
+
+    def __enter__(self) -> _Search:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.close()
+
+    def plan(self, budget_bytes: int, levels: frozenset[Level]) -> TrainerPlan:
+        """Returns the fastest plan."""
+        from snugfit.planner.margin import margin_for
+
+        card = self.place.card
+        margin = margin_for("cpu" if self.place.on_cpu else "cuda", card.context)
+        margin_bytes = margin.bytes_of(budget_bytes)
+        capacity = budget_bytes - margin_bytes - card.context_bytes
+        as_it_is = self.probe({})
+        if as_it_is.need_bytes is None:
+            raise CannotSimulateError(f"the Trainer cannot be simulated: {as_it_is.refusal}")
+        best = self._fastest(capacity, levels)
+        if best is None:
+            raise self._does_not_fit(budget_bytes, margin, levels)
+        return self._result(best, as_it_is, budget_bytes, margin_bytes)
+
+    def _fastest(self, capacity: int, levels: frozenset[Level]) -> Tried | None:
+        splits = list(self._splits())
+        whole = [(setting, self._fitting(setting, splits[:1], capacity)) for setting in self._settings(levels)]
+        best = min((found for _, (found, _) in whole if found is not None), key=_seconds, default=None)
+        # A smaller microbatch takes as long at least, so what is slower with the whole batch needs no second look.
+        for setting, (found, largest) in sorted(whole, key=lambda row: _seconds(row[1][1])):
+            if (
+                found is None
+                and largest.need_bytes is not None
+                and (best is None or _seconds(largest) < _seconds(best))
+            ):
+                smaller, _ = self._fitting(setting, splits[1:], capacity)
+                if smaller is not None and (best is None or _seconds(smaller) < _seconds(best)):
+                    best = smaller
+        return best
+
+    def _fitting(
+        self, setting: Mapping[str, Any], splits: Sequence[Mapping[str, Any]], capacity: int
+    ) -> tuple[Tried | None, Tried]:
+        """The largest microbatch of a setting that fits, None where none does; and the last one looked at."""
+        low, high = 0, len(splits) - 1
+        found, last = None, self.probe({})
+        while low <= high:
+            middle = (low + high) // 2
+            last = self._with_evaluation({**setting, **splits[middle]}, capacity)
+            if last.need_bytes is not None and last.need_bytes <= capacity:
+                found, high = last, middle - 1
+            else:
+                low = middle + 1
+        return found, last
+
+    def _with_evaluation(self, changes: Mapping[str, Any], capacity: int) -> Tried:
+        """A candidate, with evaluations in smaller batches where it is they that do not fit."""
+        while True:
+            found = self.probe({**changes, "per_device_eval_batch_size": self._evaluated_at_once})
+            too_much = found.need_bytes is not None and found.need_bytes > capacity
+            if not too_much or found.peak_phase != "evaluation" or self._evaluated_at_once == 1:
+                return found
+            self._evaluated_at_once //= 2  # for the candidates to come as well, whose weights are the same ones
+
+    def _settings(self, levels: frozenset[Level]) -> Iterator[dict[str, Any]]:
+        """Yields what may be combined with every microbatch."""
+        choices = [[{}, *row] for row in (self._checkpointing(), self._precision(levels), self._optimizer(levels))]
+        for combined in itertools.product(*choices):
+            yield {name: value for part in combined for name, value in part.items()}
+
+    def _checkpointing(self) -> list[dict[str, Any]]:
+        model = self.trainer.model
+        if not getattr(model, "supports_gradient_checkpointing", hasattr(model, "gradient_checkpointing_enable")):
+            return []
+        return [{"gradient_checkpointing": not self.args.gradient_checkpointing}]
+
+    def _precision(self, levels: frozenset[Level]) -> list[dict[str, Any]]:
+        half = any(one.is_floating_point() and one.element_size() < 4 for one in self.trainer.model.parameters())
+        if "rounding" not in levels or half or self.args.bf16 or self.args.fp16:
+            return []
+        here = {} if not self.place.on_cpu or self.args.use_cpu else {"use_cpu": True}  # else transformers wants a GPU
+        return [{"bf16": True, **here}]
+
+    def _optimizer(self, levels: frozenset[Level]) -> list[dict[str, Any]]:
+        if self.trainer.optimizer is not None or self.trainer.optimizer_cls_and_kwargs is not None:
+            return []  # it is given, and arguments do not change it
+        from transformers.training_args import OptimizerNames
+
+        found = []
+        if str(self.args.optim.value) == "adamw_torch":
+            found.append("adamw_torch_fused")
+        # That of torchao has to be compiled first, which takes minutes to simulate.
+        if self.args.optim.value in _PLAIN and "rounding" in levels and importlib.util.find_spec("bitsandbytes"):
+            found.append("adamw_bnb_8bit")
+        if "different" in levels and self.args.optim.value != "adafactor":
+            found.append("adafactor")
+        return [{"optim": OptimizerNames(name)} for name in found]
+
+    def _splits(self) -> Iterator[dict[str, Any]]:
+        """Yields the ways to cut the effective batch, the largest microbatch first."""
+        from snugfit.private_torch import BatchNorm
+
+        size, times = self.args.per_device_train_batch_size, self.args.gradient_accumulation_steps
+        whole = size * times
+        if any(isinstance(module, BatchNorm) and module.training for module in self.trainer.model.modules()):
+            yield {}  # statistics of another batch would be other ones
+            return
+        for pieces in range(1, whole + 1):
+            if whole % pieces == 0:
+                cut = {"per_device_train_batch_size": whole // pieces, "gradient_accumulation_steps": pieces}
+                yield {} if pieces == times else cut
+
+    def probe(self, changes: Mapping[str, Any]) -> Tried:
+        """Simulates the Trainer with other arguments, once."""
+        changes = {name: value for name, value in changes.items() if getattr(self.args, name) != value}
+        key = tuple(sorted((name, str(value)) for name, value in changes.items()))
+        if key not in self._known:
+            self._known[key] = self._simulate(changes)
+            self.tried.append(self._known[key])
+        return self._known[key]
+
+    def _simulate(self, changes: Mapping[str, Any]) -> Tried:
+        from snugfit.interop.recorded_training import recorded_job
+        from snugfit.planner.probe import NEED_WITHIN, no_speeds
+        from snugfit.recording.replay import Replays
+        from snugfit.recording.tensor_bytes import TensorBytes
+
+        try:
+            recording = recorded_job(TrainerJob(self.trainer, changes), self.place.personality, self._pool, self.assume)
+        except (CannotSimulateError, InputError) as error:
+            nothing = {"need_bytes": None, "total_bytes": None, "step_seconds": None}
+            return Tried(changes=changes, **nothing, peak_phase="", refusal=str(error))
+        on_cpu = self.place.on_cpu
+        replays = Replays(recording.trace, TensorBytes() if on_cpu else None, within=NEED_WITHIN)
+        timing = self.place.timing(recording)
+        if timing is None:
+            raise no_speeds(self.place.card)
+        played = replays.unlimited
+        held = played.peak_with_host_bytes if on_cpu else played.peak_reserved_bytes
+        return Tried(
+            changes=changes,
+            need_bytes=held if on_cpu else replays.smallest_bytes,
+            total_bytes=held + self.place.card.context_bytes,
+            step_seconds=timing.step_seconds,
+            peak_phase=played.peak_phase,
+            recording=recording,
+        )
+
+    def _result(self, best: Tried, as_it_is: Tried, budget_bytes: int, margin_bytes: int) -> TrainerPlan:
+        from snugfit.simulator.prediction import assemble
+
+        assert best.recording is not None and best.need_bytes is not None and best.step_seconds is not None
+        arguments = copy.copy(self.args)
+        set_fields(arguments, best.changes)
+        level = _level_of(best.changes)
+        title = type(self.trainer.model).__name__
+        rows = [(self.place.card, best.recording)]
+        return TrainerPlan(
+            arguments=arguments,
+            changes={name: (_plain(getattr(self.args, name)), _plain(value)) for name, value in best.changes.items()},
+            estimate=assemble(rows, headline=best.recording, recipe=None, title=title),
+            fidelity=level,
+            need_bytes=best.need_bytes,
+            budget_bytes=budget_bytes,
+            margin_bytes=margin_bytes,
+            step_seconds=best.step_seconds,
+            as_it_is=as_it_is,
+            tried=tuple(self.tried),
+            notes=tuple(self._notes(best)),
+        )
+
+    def _notes(self, best: Tried) -> Iterator[str]:
+        trainer = self.trainer
+        if "gradient_accumulation_steps" in best.changes and not trainer.model_accepts_loss_kwargs:
+            yield (
+                "The loss of a batch is then the mean of its microbatches': the same, but where samples count different "
+                "numbers of tokens, or are compared with each other."
+            )
+
+    def _does_not_fit(self, budget_bytes: int, margin: Margin, levels: frozenset[Level]) -> DoesNotFitError:
+        """The error where nothing fits, with the least that would at each level of fidelity."""
+        smallest = list(self._splits())[-1]
+        allowed = max(levels, key=LEVELS.index)
+        least = {}
+        for level in LEVELS[LEVELS.index(allowed) :]:
+            settings = list(self._settings(levels | set(LEVELS[: LEVELS.index(level) + 1])))
+            if level != allowed:  # what saves everything at once is enough to say that more would help
+                settings = [{**settings[-1], **({"gradient_checkpointing": True} if self._checkpointing() else {})}]
+            found = [self._with_evaluation({**setting, **smallest}, 0) for setting in settings]
+            needs = [one.need_bytes for one in found if one.need_bytes is not None]
+            if needs:
+                taken = min(needs) + self.place.card.context_bytes
+                # The margin is a part of that budget, which is larger.
+                least[level] = -(-max(int(taken / (1 - margin.share)) + 1, taken + margin.least_bytes) // MIB)
+        said = ", ".join(
+            f"{size} MiB" + ("" if level == allowed else f" with allow={level!r}") for level, size in least.items()
+        )
+        return DoesNotFitError(
+            f"no TrainingArguments let this Trainer train in {format_bytes(budget_bytes)} with its effective batch of "
+            f"{self.args.per_device_train_batch_size * self.args.gradient_accumulation_steps}. Budgets that "
+            f"do: {said}. Or shorten the sequences, freeze weights, or train an adapter."
+        )
+
+
+def _seconds(tried: Tried) -> float:
+    return float("inf") if tried.step_seconds is None else tried.step_seconds
+
+
+def _plain(value: Any) -> Any:
+    return getattr(value, "value", value)
+
+
+def _level_of(changes: Mapping[str, Any]) -> Level:
+    """How close to the Trainer's own training changed arguments are."""
+    optimizer = str(_plain(changes.get("optim", "")))
+    if optimizer == "adafactor":
+        return "different"
+    return "rounding" if changes.get("bf16") or optimizer.endswith("8bit") else "exact"

@@ -1,0 +1,123 @@
+"""The callback in transformers' Trainer and TRL's: predicted beside measured, the budget, the alarm."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import snugfit
+from snugfit.errors import DoesNotFitError, InputError, SnugfitWarning
+
+pytest.importorskip("transformers", reason="transformers is not installed (pip install 'snugfit[text]')")
+
+import small_trainers
+
+from snugfit.interop.transformers import MemoryCallback
+
+
+def test_a_trainer_takes_what_is_predicted(tmp_path, capsys):
+    callback = MemoryCallback(budget="1GiB")
+    trainer = small_trainers.trainer(
+        tmp_path, [callback], evaluated=True, gradient_accumulation_steps=2, max_grad_norm=1.0, bf16=True, use_cpu=True
+    )
+    before = torch.get_rng_state()
+    trainer.train()
+    report = callback.report
+    assert report.predicted_bytes == pytest.approx(report.measured_bytes, rel=0.03)
+    assert report.evaluation_bytes > 0
+    assert sorted(report.step_bytes) == [1, 2, 3, 4, 5, 6]
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("snugfit: ")]
+    assert "predicted" in lines[0] and "of a budget of 1.00 GiB" in lines[0]
+    assert "predicted" in lines[1] and "measured" in lines[1] and "(6 steps)" in lines[1]
+    assert report.to_mapping()["leak"] is None
+    assert not list(tmp_path.iterdir())
+    # The same batches as without the callback: what was read for the prediction has drawn no random numbers.
+    losses = [row["loss"] for row in trainer.state.log_history if "loss" in row]
+    torch.set_rng_state(before)
+    plain = small_trainers.trainer(
+        tmp_path, evaluated=True, gradient_accumulation_steps=2, max_grad_norm=1.0, bf16=True, use_cpu=True
+    )
+    plain.train()
+    assert [row["loss"] for row in plain.state.log_history if "loss" in row] == losses
+
+
+def test_a_trainer_that_exceeds_the_budget_is_stopped_before_it_trains(tmp_path, monkeypatch):
+    def predicted(trainer, *, device, assume):
+        assert isinstance(trainer, small_trainers.Counting) and device == "cpu"
+        return SimpleNamespace(total_bytes=3 * 2**20, anatomy_bytes={"weights": 2**20})
+
+    monkeypatch.setattr("snugfit.interop.transformers.estimate_for", predicted)
+    callback = MemoryCallback(budget="1MiB", on_exceed="stop")
+    trainer = small_trainers.trainer(tmp_path, [callback])
+    weights = {name: value.clone() for name, value in trainer.model.state_dict().items()}
+    with pytest.raises(DoesNotFitError, match=r"more than the budget of 1\.00 MiB.*plan_for.*Nothing was trained"):
+        trainer.train()
+    assert all(torch.equal(value, weights[name]) for name, value in trainer.model.state_dict().items())
+
+
+def test_a_leak_in_a_trainer_is_named(tmp_path):
+    callback = MemoryCallback(predict=False)
+    trainer = small_trainers.trainer(tmp_path, [callback], max_steps=24, model=None)
+    trainer.kept = []
+    with pytest.warns(SnugfitWarning, match="memory grows step by step"):
+        trainer.train()
+    leak = callback.report.leak
+    assert any(row.module.startswith("bert.embeddings") for row in leak.rows)
+    assert any("modeling_bert.py" in row.line or "small_trainers.py" in row.line for row in leak.rows)
+    assert "(Counting.kept)" in leak.holder or "(kept)" in leak.holder
+
+
+def test_a_trainer_that_does_not_leak_is_silent(tmp_path):
+    callback = MemoryCallback(predict=False)
+    small_trainers.trainer(tmp_path, [callback], max_steps=60, evaluated=True, logging_steps=1).train()
+    assert callback.report.leak is None and callback.report.steps == 60
+
+
+def test_in_a_script_that_is_estimated_the_callback_does_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr("snugfit.interop.transformers.is_simulation", lambda: True)
+    callback = MemoryCallback(budget=1, on_exceed="stop")
+    small_trainers.trainer(tmp_path, [callback], max_steps=2).train()
+    assert callback.report is None and callback.estimate is None
+
+
+def test_wrong_settings_are_told_at_once():
+    with pytest.raises(InputError, match="budget '8 gigs' is not understood"):
+        MemoryCallback(budget="8 gigs")
+    with pytest.raises(InputError, match="did you mean 'warn'"):
+        MemoryCallback(on_exceed="warning")
+
+
+def test_what_cannot_be_predicted_is_told_and_trained(tmp_path):
+    class Reading(small_trainers.Counting):
+        def compute_loss(self, model, inputs, return_outputs=False, **settings):
+            loss = super().compute_loss(model, inputs, **settings)
+            return loss * len(model.classifier.weight.detach().unique()) / 128
+
+    callback = MemoryCallback()
+    trainer = small_trainers.trainer(tmp_path, [callback], max_steps=2)
+    trainer.__class__ = Reading
+    with pytest.warns(SnugfitWarning, match="was not predicted, and goes on"):
+        trainer.train()
+    assert callback.report.predicted_bytes is None and callback.report.not_predicted
+    assert callback.report.steps == 2
+
+
+@pytest.mark.parametrize("kind", ["sft", "dpo"])
+def test_trl_s_trainers_take_what_is_predicted(kind, tmp_path):
+    pytest.importorskip("trl", reason="trl is not installed (pip install trl)")
+    import small_trl
+
+    callback = MemoryCallback()
+    small_trl.trainer(kind, tmp_path, [callback]).train()
+    assert callback.report.predicted_bytes == pytest.approx(callback.report.measured_bytes, rel=0.03)
+
+
+def test_estimate_for_names_what_it_cannot_take(tmp_path):
+    with pytest.raises(InputError, match="trainer is a int; give a transformers.Trainer"):
+        snugfit.estimate_for(3)
+    trainer = small_trainers.trainer(tmp_path)
+    trainer.train_dataset = None
+    with pytest.raises(InputError, match="has no train_dataset"):
+        snugfit.estimate_for(trainer)
+    with pytest.raises(InputError, match="train_dataset has no samples"):
+        snugfit.estimate_for(small_trainers.trainer(tmp_path, data=small_trainers.Texts(0)))
