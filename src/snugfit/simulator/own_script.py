@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 import sys
 import types
 import weakref
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,12 +22,14 @@ from snugfit.errors import InputError, SnugfitError
 from snugfit.fake_device.assumptions import AssumeArgument, Assumptions, assumptions_from
 from snugfit.fake_device.personality import Personality
 from snugfit.fake_device.replaced import Change, replaced
-from snugfit.recording.recording import Recording
 from snugfit.simulator.estimate import DeviceArgument, cards_of, estimated
 from snugfit.simulator.prediction import Estimate
 from snugfit.simulator.script import EnoughSeen, as_main, check_script, exit_code, print_error
+from snugfit.simulator.script_seen import Observer, ScriptRecording
 from snugfit.workers.failures import line_of, named
+from snugfit.workers.forked import FORKS, forked
 from snugfit.workers.pool import Pool
+from snugfit.workload import CUSTOM_OPTIMIZER, Workload
 
 if TYPE_CHECKING:
     import torch
@@ -44,14 +47,14 @@ ASSUMED = {"integer": 1, "branch": False}
 
 
 class FreshWorkers(Pool):
-    """A pool that runs every request in a new process, since scripts change the one they run in."""
+    """A pool that runs every request in a process of its own, since scripts change the one they run in."""
 
     def call(self, *request: Any, **settings: Any) -> Any:
-        """Runs a function in a new worker; as `Pool.call`."""
-        try:
-            return super().call(*request, **settings)
-        finally:
-            self.close()
+        """Runs a function in a copy of a worker, or in a new one; as `Pool.call`."""
+        if FORKS:
+            return super().call(forked, *request, **settings)
+        with closing(Pool()) as pool:
+            return pool.call(*request, **settings)
 
 
 def estimate_script(
@@ -60,47 +63,71 @@ def estimate_script(
     """Predicts what a training script takes as it is, on a card by name, on cpu or on every card (None)."""
     path, cards = check_script(script), cards_of(device)
     record = functools.partial(record_script, path, list(arguments), assumptions_from(assume).completed(ASSUMED))
-    return estimated(record, cards, None, script, FreshWorkers())
+    with closing(FreshWorkers()) as pool:
+        return estimated(record, cards, None, script, pool)
 
 
-def record_script(path: Path, arguments: Sequence[str], assume: Assumptions, personality: Personality) -> Recording:
-    """Records the first steps of a script; runs in a worker."""
+def record_script(
+    path: Path,
+    arguments: Sequence[str],
+    assume: Assumptions,
+    personality: Personality,
+    *,
+    changed: Mapping[str, str] | None = None,
+    for_plan: bool = False,
+) -> ScriptRecording:
+    """Records the first steps of a script; runs in a worker.
+
+    `changed`: file -> text that is run in its place, without a word; None: as the files are.
+    `for_plan`: whether fidelity will be judged by it, for which its models are looked at.
+    """
     from snugfit.fake_device.record import record
-    from snugfit.fake_device.says_cuda import code_says_cuda
+    from snugfit.fake_device.says_cuda import code_says_cuda, other_text
     from snugfit.fake_device.script_recorder import ScriptRecorder, copies
     from snugfit.simulator.harmless import harmless
     from snugfit.simulator.session import without_logs
 
-    watched = WatchedScript()
+    watched = WatchedScript(path, dict(changed or {}), for_plan=for_plan)
     without_logs()
     with ExitStack() as around:
+        if changed is not None:
+            around.enter_context(_silence())
         watched.begin(around)
         around.enter_context(harmless())
-        around.enter_context(replaced([*watched.shorter_loaders(), *copies()]))
+        around.enter_context(replaced([*watched.shorter_loaders(), *copies(), *watched.observer.changes()]))
         around.enter_context(code_says_cuda() if personality.is_card else replaced(_no_accelerator()))
+        around.enter_context(other_text(watched.changed))
         run = functools.partial(watched.run, path, arguments)
         recording = record(run, personality, (), assume, kind=ScriptRecorder)
     if personality.is_card and not any(row.place == "device" for row in recording.trace.storages):
         watched.notes.append(
             f"{path} puts nothing on the card: as it was called it trains on the host, which has all of it."
         )
+    known = {field.name: getattr(recording, field.name) for field in dataclasses.fields(recording)}
+    found = ScriptRecording(**known, seen=watched.observer.seen)
     return dataclasses.replace(
-        recording,
+        found,
         warnings=tuple(watched.notes),
         steps=watched.steps,
         batch_shape=watched.batch_shape,
-        block_names=tuple(watched.block_names),
+        block_names=tuple(watched.block_names) if not for_plan else found.seen.blocks,
         weight_bytes=watched.weight_bytes,
         parameters=watched.parameters,
         expert_modules=tuple(watched.expert_modules),
+        switchable=tuple(dict.fromkeys(watched.switchable)),
+        workload=watched.workload if for_plan else None,
     )
 
 
 class WatchedScript:
     """One run of a script: its models, its optimizer steps, its end."""
 
-    def __init__(self) -> None:
+    def __init__(self, path: Path, changed: Mapping[str, str], *, for_plan: bool) -> None:
         """Has seen nothing."""
+        self.changed, self._for_plan = changed, for_plan
+        self.observer = Observer(path)
+        self.switchable: list[str] = []
+        self.traits: dict[str, bool] = {}
         self.steps = 0
         """Steps of the optimizer that stepped most."""
         self.notes: list[str] = []
@@ -114,6 +141,12 @@ class WatchedScript:
         self._recorder: Any = None
         self._around = ExitStack()
         self._calls = 0
+
+    @property
+    def workload(self) -> Workload:
+        """What is learned, as far as fidelity depends on it."""
+        names = {one.algorithm for one in self.observer.seen.optimizers}
+        return Workload.from_mapping({**self.traits, "optimizer": names.pop() if len(names) == 1 else CUSTOM_OPTIMIZER})
 
     def begin(self, around: ExitStack) -> None:
         """Hooks modules and optimizers; before the recorder does, which needs the models' names."""
@@ -136,7 +169,8 @@ class WatchedScript:
         code = 0
         try:
             with as_main(path, arguments), _main_module(path) as names:
-                exec(rewritten(path.read_bytes(), str(path)), names)
+                text = self.changed.get(str(path))
+                exec(rewritten(path.read_bytes() if text is None else text, str(path)), names)
         except EnoughSeen:
             pass
         except SystemExit as end:
@@ -182,8 +216,12 @@ class WatchedScript:
             return
         from snugfit.recording.experts import expert_modules
         from snugfit.simulator.batches import shape_in_words
-        from snugfit.simulator.session import weights_of
+        from snugfit.simulator.session import switchable, weights_of
+        from snugfit.workloads.traits import model_traits
 
+        if self._for_plan:
+            self.switchable += switchable(module)
+            self.traits = {name: found or self.traits.get(name, False) for name, found in model_traits(module).items()}
         recorder.watch(module)
         # Taken down here and now: the model is gone when the script has ended.
         found = weights_of(module, recorder.modules.name_of(module))
@@ -197,6 +235,8 @@ class WatchedScript:
     def _before_step(self, optimizer: Any, *_: Any) -> None:
         if self._counts.get(optimizer, 0) >= STEPS:
             raise EnoughSeen
+        if self._recorder is not None:
+            self.observer.stepped(optimizer, self._recorder.modules)
 
     def _after_step(self, optimizer: Any, *_: Any) -> None:
         self._counts[optimizer] = self._counts.get(optimizer, 0) + 1
@@ -250,6 +290,25 @@ def _no_accelerator() -> list[Any]:
         (torch.cuda, name) for name in ("is_available", "device_count")
     ]
     return [(place, name, lambda *_, answer=no[name], **__: answer) for place, name in places]
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    """Context in which this process says nothing, by whatever way."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    kept, nothing = [os.dup(number) for number in (1, 2)], os.open(os.devnull, os.O_WRONLY)
+    for number in (1, 2):
+        os.dup2(nothing, number)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for number, before in zip((1, 2), kept, strict=True):
+            os.dup2(before, number)
+            os.close(before)
+        os.close(nothing)
 
 
 @contextmanager
