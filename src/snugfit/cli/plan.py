@@ -7,6 +7,7 @@ Examples:
   snugfit plan torchvision:vit_b_16 --budget 8GiB --device rtx-3080 --maximize batch-size
   snugfit plan hf:llama/config.json --batch-size 8 --device rtx-4090 --gpus 8 --host-budget 512GiB
   snugfit plan torchvision:vit_h_14 --batch-size 64 --device rtx-3090 --gpus auto
+  snugfit plan --budget 16GiB --device rtx-4090 train.py --batch-size 32      (your script as it is: lines to paste into it)
 
 Any recipe option given here is a pin: --precision bf16-mixed plans for that number format. The budget is that of each GPU;
 --gpus auto (or --minimize gpus) finds the fewest that do it, and says how long a step takes on 1, 2, 4, 8, ... of them.
@@ -17,7 +18,7 @@ from __future__ import annotations
 import argparse
 from typing import Annotated
 
-from snugfit.cli import groups, options, output
+from snugfit.cli import groups, is_script, options, output
 from snugfit.errors import InputError
 
 
@@ -38,7 +39,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `snugfit plan`."""
     options.add_shape_options(parser)
     options.add_options(parser, PlanOptions, "device", "maximize", "minimize")
-    parser.add_argument("-o", "--output", metavar="FILE", type=output.some_path, help="also write the recipe, as YAML")
+    told = "also write the recipe, as YAML; of a script the lines to paste, as a diff"
+    parser.add_argument("-o", "--output", metavar="FILE", type=output.some_path, help=told)
+    told = "of a script: what the lines to paste are made of, snugfit or torch. Default: snugfit."
+    parser.add_argument("--as", dest="style", metavar="WORD", help=told)
     options.add_options(parser, PlanOptions, "figure")
     output.add_json_option(parser)
     options.add_options(parser.add_argument_group("memory budget"), groups.BudgetOptions)
@@ -48,6 +52,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Plans, and prints the result."""
+    if is_script(args.model):
+        return _plan_script(args)
+    if args.style is not None:
+        raise InputError(f"--as is for a script, and {args.model} is a model by name. Leave it out.")
     from snugfit.planner.maximize import MAXIMIZED
     from snugfit.planner.plan import plan_named
 
@@ -75,4 +83,28 @@ def run(args: argparse.Namespace) -> int:
     )
     output.write_file(args.output, plan.recipe.to_yaml)
     output.write_file(args.figure, plan.draw)
+    return output.print_result(plan, as_json=args.json)
+
+
+def _plan_script(args: argparse.Namespace) -> int:
+    from snugfit.planner.own_script import plan_script
+
+    options.check_script(args, options.given_settings(args), "maximize", "minimize", "recipe_file")
+    if args.budget is None and any(word.partition("=")[0] == "--budget" for word in args.of_script):
+        raise InputError(
+            f"--budget stands behind {args.model}, and what stands there is the script's own. Put it before: "
+            f"snugfit plan --budget SIZE {args.model} ..."
+        )
+    output.check_files(args, output=(), figure=(".png", ".svg"))
+    plan = plan_script(
+        args.model,
+        args.of_script,
+        budget=args.budget,
+        device=args.device,
+        constraints=options.constraints_of(args),
+        style=args.style or "snugfit",
+        assume=args.assume,
+    )
+    output.write_file(args.output, plan.write_diff)
+    output.write_file(args.figure, plan.plan.draw)
     return output.print_result(plan, as_json=args.json)

@@ -52,9 +52,20 @@ class FreshWorkers(Pool):
     def call(self, *request: Any, **settings: Any) -> Any:
         """Runs a function in a copy of a worker, or in a new one; as `Pool.call`."""
         if FORKS:
-            return super().call(forked, *request, **settings)
+            return super().call(_in_copy, *request, **settings)
         with closing(Pool()) as pool:
             return pool.call(*request, **settings)
+
+
+def _in_copy(*request: Any, **settings: Any) -> Any:
+    """Runs a function in a copy of this worker, which has loaded what any script needs."""
+    import safetensors.torch
+    import torch.fx.experimental.symbolic_shapes
+
+    import snugfit.fake_device.script_recorder
+    import snugfit.simulator.session  # noqa: F401
+
+    return forked(*request, **settings)
 
 
 def estimate_script(
@@ -87,7 +98,7 @@ def record_script(
     from snugfit.simulator.harmless import harmless
     from snugfit.simulator.session import without_logs
 
-    watched = WatchedScript(path, dict(changed or {}), for_plan=for_plan)
+    watched = WatchedScript(path, changed, for_plan=for_plan)
     without_logs()
     with ExitStack() as around:
         if changed is not None:
@@ -122,9 +133,9 @@ def record_script(
 class WatchedScript:
     """One run of a script: its models, its optimizer steps, its end."""
 
-    def __init__(self, path: Path, changed: Mapping[str, str], *, for_plan: bool) -> None:
+    def __init__(self, path: Path, changed: Mapping[str, str] | None = None, *, for_plan: bool = False) -> None:
         """Has seen nothing."""
-        self.changed, self._for_plan = changed, for_plan
+        self.changed, self._for_plan = changed or {}, for_plan
         self.observer = Observer(path)
         self.switchable: list[str] = []
         self.traits: dict[str, bool] = {}
@@ -141,6 +152,7 @@ class WatchedScript:
         self._recorder: Any = None
         self._around = ExitStack()
         self._calls = 0
+        self._in_forward = self._in_backward = False
 
     @property
     def workload(self) -> Workload:
@@ -151,9 +163,12 @@ class WatchedScript:
     def begin(self, around: ExitStack) -> None:
         """Hooks modules and optimizers; before the recorder does, which needs the models' names."""
         self._around = around
+        import torch
         from torch.nn.modules.module import register_module_forward_pre_hook
         from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+        if self._for_plan:
+            around.enter_context(replaced([(torch.autograd, "backward", self._marking(torch.autograd.backward))]))
         for hook in (
             register_module_forward_pre_hook(self._entered),
             register_optimizer_step_pre_hook(self._before_step),
@@ -198,6 +213,29 @@ class WatchedScript:
                 f"function: {path}:FUNCTION."
             )
 
+    def _marking(self, backward: Any) -> Any:
+        """Returns `torch.autograd.backward` with marks of where forward ends and backward begins, which a search reads."""
+
+        def marked(*args: Any, **kwargs: Any) -> None:
+            if self._recorder is None or self._in_backward:
+                backward(*args, **kwargs)
+                return
+            self._end_forward()
+            self._in_backward = True
+            self._recorder.on_phase("backward", True)
+            try:
+                backward(*args, **kwargs)
+            finally:
+                self._recorder.on_phase("backward", False)
+                self._in_backward = False
+
+        return marked
+
+    def _end_forward(self) -> None:
+        if self._in_forward:
+            self._recorder.on_phase("forward", False)
+            self._in_forward = False
+
     def _entered(self, module: torch.nn.Module, inputs: tuple[Any, ...]) -> None:
         """Names a model that is called from outside of all modules for the first time."""
         recorder = self._recorder
@@ -205,6 +243,9 @@ class WatchedScript:
             return
         if next(module.parameters(), None) is None:  # a loss function, say, or a transform of a data set
             return
+        if self._for_plan and not self._in_forward and not self._in_backward and _trains():
+            self._in_forward = True
+            recorder.on_phase("forward", True)
         self._calls += 1
         if self._calls > MOST_CALLS and not self.steps:
             raise InputError(
@@ -236,6 +277,7 @@ class WatchedScript:
         if self._counts.get(optimizer, 0) >= STEPS:
             raise EnoughSeen
         if self._recorder is not None:
+            self._end_forward()
             self.observer.stepped(optimizer, self._recorder.modules)
 
     def _after_step(self, optimizer: Any, *_: Any) -> None:

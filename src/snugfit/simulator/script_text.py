@@ -64,6 +64,8 @@ class ScriptText:
         if len(calls) != 1:
             raise InputError(f"{self.path}:{line} has no single call of {name} that could be changed.")
         call = calls[0]
+        if any(keyword.arg is None for keyword in call.keywords):
+            raise InputError(f"{self.path}:{line} gives {name} arguments by **, which may be any.")
         if renamed:
             self._parts.append((*self._span(call.func), renamed.encode()))
         dropped = [self._span(one) for one in call.keywords if one.arg in without]
