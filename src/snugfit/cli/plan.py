@@ -87,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _plan_script(args: argparse.Namespace) -> int:
-    from snugfit.planner.own_script import plan_script
+    from snugfit.planner.script_plan import plan_script
 
     options.check_script(args, options.given_settings(args), "maximize", "minimize", "recipe_file")
     if args.budget is None and any(word.partition("=")[0] == "--budget" for word in args.of_script):

@@ -115,7 +115,7 @@ class _OtherText:
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: Any = None) -> Any:
         spec = importlib.machinery.PathFinder.find_spec(name, path, target) if self._texts else None
-        if spec is None or spec.origin not in self._texts:
+        if spec is None or spec.origin is None or spec.origin not in self._texts:
             return None
         spec.loader = _Given(name, spec.origin, self._texts[spec.origin])
         return spec

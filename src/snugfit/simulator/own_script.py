@@ -57,11 +57,14 @@ class FreshWorkers(Pool):
             return pool.call(*request, **settings)
 
 
+@functools.cache
+def fresh_workers() -> FreshWorkers:
+    """Returns the pool of this process for scripts, with two workers."""
+    return FreshWorkers(2)
+
+
 def _in_copy(*request: Any, **settings: Any) -> Any:
     """Runs a function in a copy of this worker, which has loaded what any script needs."""
-    import safetensors.torch
-    import torch.fx.experimental.symbolic_shapes
-
     import snugfit.fake_device.script_recorder
     import snugfit.simulator.session  # noqa: F401
 
@@ -74,8 +77,7 @@ def estimate_script(
     """Predicts what a training script takes as it is, on a card by name, on cpu or on every card (None)."""
     path, cards = check_script(script), cards_of(device)
     record = functools.partial(record_script, path, list(arguments), assumptions_from(assume).completed(ASSUMED))
-    with closing(FreshWorkers()) as pool:
-        return estimated(record, cards, None, script, pool)
+    return estimated(record, cards, None, script, fresh_workers())
 
 
 def record_script(
@@ -85,11 +87,13 @@ def record_script(
     personality: Personality,
     *,
     changed: Mapping[str, str] | None = None,
+    put_on: Sequence[str] = (),
     for_plan: bool = False,
 ) -> ScriptRecording:
     """Records the first steps of a script; runs in a worker.
 
     `changed`: file -> text that is run in its place, without a word; None: as the files are.
+    `put_on`: statements that are run with the `model` when its optimizer is made.
     `for_plan`: whether fidelity will be judged by it, for which its models are looked at.
     """
     from snugfit.fake_device.record import record
@@ -99,6 +103,7 @@ def record_script(
     from snugfit.simulator.session import without_logs
 
     watched = WatchedScript(path, changed, for_plan=for_plan)
+    watched.observer.put_on = put_on
     without_logs()
     with ExitStack() as around:
         if changed is not None:

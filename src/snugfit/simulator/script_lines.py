@@ -24,7 +24,9 @@ _NOT_TAKEN = ("fused", "foreach", "capturable", "differentiable", "maximize")
 """Arguments of torch's AdamW that it does not take."""
 _FUSED = ("Adam", "AdamW", "SGD", "Adagrad")
 """Optimizers that torch has fused kernels for, on cards and on cpu."""
-_CHECKPOINTED = "block.forward = functools.partial(torch.utils.checkpoint.checkpoint, block.forward, use_reentrant=False)"
+_CHECKPOINTED = (
+    "block.forward = functools.partial(torch.utils.checkpoint.checkpoint, block.forward, use_reentrant=False)"
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,6 +47,8 @@ class Lines:
         files = {path: ScriptText(path, text) for path, text in self.texts.items()}
         alone = self.alone(recipe)
         for model, (statements, imports) in zip(self.seen.models, alone, strict=True):
+            if model.place is None:
+                continue
             text = files[model.place.file]
             if statements:
                 text.put_before(model.place.line, statements)
@@ -53,6 +57,11 @@ class Lines:
         for optimizer in self.seen.optimizers:
             self._change_optimizer(recipe, optimizer, files)
         return {path: new for path, file in files.items() if (new := file.changed()) != self.texts[path]}
+
+    def put_on(self, recipe: Recipe) -> list[str]:
+        """Returns the statements for a model without a name, which stand in no file."""
+        both = zip(self.seen.models, self.alone(recipe), strict=True)
+        return [one for model, (statements, _) in both if model.place is None for one in statements]
 
     def alone(self, recipe: Recipe) -> list[tuple[list[str], list[str]]]:
         """Returns for each model the statements that are put before its optimizer, and what they import."""
@@ -96,9 +105,13 @@ class Lines:
         if recipe.optimizer is not None:
             name = _LOW_BIT.get(recipe.optimizer)
             if name is None:
-                raise InputError(f"optimizer={recipe.optimizer!r} needs other settings than the script's optimizer has.")
+                raise InputError(
+                    f"optimizer={recipe.optimizer!r} needs other settings than the script's optimizer has."
+                )
             if optimizer.algorithm != "adamw" or place is None or "amsgrad" in optimizer.settings:
-                raise InputError(f"optimizer={recipe.optimizer!r} takes the place of torch's AdamW, made by the script.")
+                raise InputError(
+                    f"optimizer={recipe.optimizer!r} takes the place of torch's AdamW, made by the script."
+                )
             files[place.file].in_call(
                 place.line, optimizer.kind, renamed=f"bitsandbytes.optim.{name}", without=_NOT_TAKEN
             )
@@ -147,7 +160,9 @@ def _of_torch(model: SeenModel, fields: Mapping[str, Any]) -> tuple[list[str], l
 
 def _blocks(model: str, names: Sequence[str]) -> str:
     """An expression for modules by their names: parts of containers where they stand in a row, else each by its name."""
-    rows = [(parent, [name.rpartition(".")[2] for name in group]) for parent, group in itertools.groupby(names, _parent)]
+    rows = [
+        (parent, [name.rpartition(".")[2] for name in group]) for parent, group in itertools.groupby(names, _parent)
+    ]
     if any(numbers != [str(at) for at in range(len(numbers))] for _, numbers in rows):
         return f"map({model}.get_submodule, {_written(tuple(names))})"
     parts = [f"{_attribute(model, parent)}[:{len(numbers)}]" for parent, numbers in rows]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import sys
 import sysconfig
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType, ModuleType
 from typing import TYPE_CHECKING, Any
@@ -34,10 +35,10 @@ class Place:
 class SeenModel:
     """A model that is trained, and what a file calls it where its optimizer is made."""
 
-    place: Place
-    """The line before which something can be put on the model."""
+    place: Place | None
+    """The line before which something can be put on the model; None where no variable of the code around it holds it."""
     name: str
-    """An expression for it there, such as `model` or `self.net`."""
+    """An expression for it there, such as `self.net`; `model` where there is none."""
     blocks: Mapping[str, str]
     """Repeated block, as the recording names it -> its name in this model."""
     batch_norm: bool
@@ -65,9 +66,9 @@ class ScriptSeen:
     """What a run of a script has shown."""
 
     models: tuple[SeenModel, ...] = ()
-    """Models that are trained, and have a name."""
+    """Models that are trained; those without a name are the last."""
     nameless: tuple[str, ...] = ()
-    """Classes of those that no variable of a file of the person's own holds where the optimizer is made."""
+    """Classes of those that have none."""
     optimizers: tuple[SeenOptimizer, ...] = ()
     """Optimizers."""
     own_precision: str = ""
@@ -94,17 +95,19 @@ class Observer:
         """`script`: whose own names come first."""
         self._script = str(script.resolve())
         self._made: weakref.WeakKeyDictionary[Any, tuple[Place | None, list[_Candidate]]] = weakref.WeakKeyDictionary()
-        self._models: dict[tuple[Place, str], SeenModel] = {}
-        self._modules: dict[tuple[Place, str], int] = {}
+        self._models: dict[tuple[Place | None, str], SeenModel] = {}
+        self._modules: dict[tuple[Place | None, str], int] = {}
         self._nameless: list[str] = []
         self._optimizers: list[SeenOptimizer] = []
         self._own_precision = ""
+        self.put_on: Sequence[str] = ()
+        """Statements that are run with the model that has no name, when its optimizer is made."""
 
     @property
     def seen(self) -> ScriptSeen:
         """What was seen by now."""
         return ScriptSeen(
-            models=tuple(self._models.values()),
+            models=tuple(sorted(self._models.values(), key=lambda model: model.place is None)),
             nameless=tuple(self._nameless),
             optimizers=tuple(self._optimizers),
             own_precision=self._own_precision,
@@ -119,12 +122,14 @@ class Observer:
 
         def made(optimizer: Any, *args: Any, **kwargs: Any) -> None:
             make(optimizer, *args, **kwargs)
+            if self.put_on:
+                _run(self.put_on, {id(weight) for group in optimizer.param_groups for weight in group["params"]})
             self._made[optimizer] = self._around(sys._getframe(1))
 
         def entered(context: Any) -> Any:
             if context._enabled:
                 self._own_precision = "it computes under autocast already"
-            return enter(context)
+            return enter(context)  # type: ignore[no-untyped-call]
 
         return [(Optimizer, "__init__", made), (autocast, "__enter__", entered)]
 
@@ -159,31 +164,33 @@ class Observer:
         weights = _weights(model)
         found = [(one, module) for one in candidates if (module := one.module()) is not None]
         shared = [len(weights & _weights(module)) for _, module in found]
-        if not any(shared):
+        place, name, module = None, "model", model
+        if any(shared):
+            best = [pair for count, pair in zip(shared, found, strict=True) if count == max(shared)]
+            one, module = min(best, key=lambda pair: self._strangeness(pair[0], pair[1], model))
+            place, name = one.place, one.name
+        else:
             self._nameless.append(type(model).__name__)
-            return
-        best = [pair for count, pair in zip(shared, found, strict=True) if count == max(shared)]
-        one, module = min(best, key=lambda pair: self._strangeness(*pair, model))
-        key = (one.place, one.name)
+        key = (place, name)
         before = self._models.get(key)
         if before is not None and self._modules[key] != id(module):  # a function that several models come through
             self._models[key] = dataclasses.replace(before, blocks={})
             return
-        prefix, names = modules.name_of(model), {part: name for name, part in module.named_modules()}
-        inside = {".".join(filter(None, (prefix, name))): part for name, part in model.named_modules()}
-        blocks = {name: names[inside[name]] for name in modules.block_names if inside.get(name) in names}
+        prefix, names = modules.name_of(model), {part: own for own, part in module.named_modules()}
+        inside = {".".join(filter(None, (prefix, own))): part for own, part in model.named_modules()}
+        blocks = {block: names[inside[block]] for block in modules.block_names if inside.get(block) in names}
         self._modules[key] = id(module)
         self._models[key] = SeenModel(
-            place=one.place,
-            name=one.name,
+            place=place,
+            name=name,
             blocks={**(before.blocks if before is not None else {}), **blocks},
             batch_norm=model_traits(module)["batch_norm"],
             own_checkpoints=callable(getattr(module, "gradient_checkpointing_enable", None)),
         )
 
-    def _strangeness(self, one: _Candidate, module: Any, model: Any) -> tuple[bool, int, bool, int, int]:
+    def _strangeness(self, one: _Candidate, module: Any, model: Any) -> tuple[Any, ...]:
         of_other = str(Path(one.place.file).resolve()) != self._script
-        return of_other, one.depth, module is not model, one.name.count("."), len(one.name)
+        return of_other, one.depth, one.of_module, module is not model, one.name.count("."), len(one.name)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -194,6 +201,8 @@ class _Candidate:
     place: Place
     depth: int
     """Frames between the optimizer and it."""
+    of_module: bool
+    """Whether it is a variable of the whole file, seen from a function."""
     module: weakref.ref[Any]
 
 
@@ -217,11 +226,21 @@ def _candidates(frame: FrameType, depth: int) -> Iterator[_Candidate]:
         attributes = ((f"{name}.{part}", inside) for part, inside in list(parts.items()) if str(part).isidentifier())
         for expression, module in ((name, value), *attributes):
             if isinstance(module, torch.nn.Module):
-                yield _Candidate(expression, _place(frame), depth, weakref.ref(module))
+                yield _Candidate(expression, _place(frame), depth, name not in frame.f_locals, weakref.ref(module))
 
 
 def _weights(module: torch.nn.Module) -> set[int]:
     return {id(weight) for weight in module.parameters()}
+
+
+def _run(statements: Sequence[str], trained: set[int]) -> None:
+    """Runs statements with the model that has some weights, found among all objects there are."""
+    import torch
+
+    modules = [one for one in gc.get_objects() if issubclass(type(one), torch.nn.Module) and _weights(one) & trained]
+    inside = {id(part) for one in modules for part in one.modules() if part is not one}
+    for model in [one for one in modules if id(one) not in inside]:
+        exec("import snugfit, torch, torch.utils.checkpoint, functools\n" + "\n".join(statements), {"model": model})
 
 
 def _is_of_torch(file: str) -> bool:

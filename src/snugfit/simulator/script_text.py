@@ -69,10 +69,13 @@ class ScriptText:
         if renamed:
             self._parts.append((*self._span(call.func), renamed.encode()))
         dropped = [self._span(one) for one in call.keywords if one.arg in without]
-        arguments = sorted(self._span(one) for one in (*call.args, *call.keywords))
+        spans = (*map(self._span, call.args), *map(self._span, call.keywords))
+        arguments = sorted(spans)
         kept = [self._data[start:end] for start, end in arguments if (start, end) not in dropped]
         if dropped:
-            self._parts.append((arguments[0][0], arguments[-1][1], b", ".join([*kept, *filter(None, [given.encode()])])))
+            self._parts.append(
+                (arguments[0][0], arguments[-1][1], b", ".join([*kept, *filter(None, [given.encode()])]))
+            )
         elif given:
             last = arguments[-1][1] if arguments else self._span(call)[1] - 1
             self._parts.append((last, last, f"{', ' if arguments else ''}{given}".encode()))
@@ -152,4 +155,6 @@ def _is_docstring(statement: ast.stmt) -> bool:
 
 
 def _no_room(path: str, line: int) -> InputError:
-    return InputError(f"{path}:{line} has no room for a statement before it. Put what makes the optimizer on a line of its own.")
+    return InputError(
+        f"{path}:{line} has no room for a statement before it. Put what makes the optimizer on a line of its own."
+    )

@@ -1,4 +1,4 @@
-"""A request in a copy of its worker: what it changes in its process is gone with it, and what the worker has loaded is there.
+"""A request in a copy of its worker: what it changes is gone with it, and what the worker has loaded is there.
 
 Scripts import, register and replace what they like, so that each run of one needs a process of its own; a copy of a worker
 takes some milliseconds where a new worker takes seconds to import torch. The worker itself runs nothing of the request: it

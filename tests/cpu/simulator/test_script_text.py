@@ -7,14 +7,17 @@ import pytest
 from snugfit.errors import InputError
 from snugfit.simulator.script_text import ScriptText, diff
 
+TOP = "import a\n"
 PUT = [
-    ("import torch\nopt = make(model)\n", 2, "import torch\nimport snugfit\nON\nopt = make(model)\n"),
-    ("def main():\n\tx = 1\n\topt = make(\n\t\tmodel,\n\t)\n", 4, "import snugfit\ndef main():\n\tx = 1\n\tON\n\topt = make(\n\t\tmodel,\n\t)\n"),
-    ("import a\nif big: opt = make(model)\n", 2, "import a\nimport snugfit\nif big: ON; opt = make(model)\n"),
-    ("import a\nfor x in make(model):\n    pass\n", 2, "import a\nimport snugfit\nON\nfor x in make(model):\n    pass\n"),
-    ('"""Essay."""\nfrom __future__ import annotations\nopt = 1', 3, '"""Essay."""\nfrom __future__ import annotations\nimport snugfit\nON\nopt = 1'),
+    (TOP + "opt = make(model)\n", 2, TOP + "import snugfit\nON\nopt = make(model)\n"),
+    ("def f():\n\topt = make(\n\t\tmodel\n\t)\n", 3, "import snugfit\ndef f():\n\tON\n\topt = make(\n\t\tmodel\n\t)\n"),
+    (TOP + "if big: opt = make(model)\n", 2, TOP + "import snugfit\nif big: ON; opt = make(model)\n"),
+    (TOP + "for x in make(model):\n    pass\n", 2, TOP + "import snugfit\nON\nfor x in make(model):\n    pass\n"),
+    ('"""Essay."""\nfrom __future__ import annotations\nopt = 1', 3,
+     '"""Essay."""\nfrom __future__ import annotations\nimport snugfit\nON\nopt = 1'),
     ("import snugfit\r\nopt = make(model)\r\n", 2, "import snugfit\r\nON\r\nopt = make(model)\r\n"),
-    ("from a import (\n    b,\n)\nx = 'ä'; y = 2\nopt = make(model)\n", 5, "from a import (\n    b,\n)\nimport snugfit\nx = 'ä'; y = 2\nON\nopt = make(model)\n"),
+    ("from a import (\n    b,\n)\nx = 'ä'; y = 2\nopt = 1\n", 5,
+     "from a import (\n    b,\n)\nimport snugfit\nx = 'ä'; y = 2\nON\nopt = 1\n"),
 ]  # fmt: skip
 
 
@@ -64,7 +67,9 @@ def test_the_call_of_an_optimizer_is_changed(before, change, after):
     assert text.changed() == after
 
 
-@pytest.mark.parametrize("before", ["o = make(p)", "o = AdamW(p), AdamW(q)", "o = AdamW(p, **more)", "o = AdamW(x for x in p)"])
+@pytest.mark.parametrize(
+    "before", ["o = make(p)", "o = AdamW(p), AdamW(q)", "o = AdamW(p, **more)", "o = AdamW(x for x in p)"]
+)
 def test_a_call_that_may_be_any_is_left_alone(before):
     with pytest.raises(InputError):
         text = ScriptText("train.py", before)

@@ -10,8 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from snugfit.planner.planner import Planner
 from snugfit.planner.probe import Probe, Simulations
 from snugfit.recipe import Recipe
 from snugfit.recording.recording import Recording
-from snugfit.simulator.own_script import ASSUMED, FreshWorkers, record_script
+from snugfit.simulator.own_script import ASSUMED, fresh_workers, record_script
 from snugfit.simulator.script import check_script
 from snugfit.simulator.script_lines import STYLES, Lines
 from snugfit.simulator.script_seen import ScriptRecording
@@ -42,9 +41,9 @@ _OF_TORCH = ("checkpoint", "optimizer", "precision")
 class ScriptLines:
     """Lines for one place of a file."""
 
-    file: str
-    """The file."""
-    line: int
+    file: str | None
+    """The file; None where no place was found."""
+    line: int | None
     """The line before which they go."""
     text: str
     """The lines."""
@@ -120,34 +119,34 @@ def plan_script(
     wanted = _without_loop(constraints or Constraints())
     assumed = assumptions_from(assume).completed(ASSUMED)
     record = functools.partial(_record, path, list(arguments), assumed)
-    with closing(FreshWorkers(1 if place.on_cpu else 2)) as pool:
-        first = Simulations(_subject(script, functools.partial(record, None)), place, pool)
-        as_it_is = first.need(Recipe())
-        lines = _lines(script, as_it_is, style)
-        if place.personality.is_card and not any(one.place == "device" for one in as_it_is.recorded.trace.storages):
-            raise InputError(
-                f"{script} puts nothing on the card: as it was called it trains on the host. Give the arguments with which "
-                "it trains on a card, or --device cpu."
-            )
-        before, fused = first, False
-        if lines.can_fuse():
-            told = dataclasses.replace(lines, fused=True)
-            with_it = Simulations(_subject(script, functools.partial(record, told)), place, pool)
-            with_it.simulate([Recipe()])
-            if fused := _is_better(with_it.probes.get(Recipe()), as_it_is):
-                before, lines = with_it, told
-        seen = lines.seen
-        forbidden = set(LOOP_FIELDS) - {"optimizer"}
-        if seen.own_precision:
-            forbidden.add("precision")
-        if style == "torch":
-            forbidden |= set(Recipe().to_mapping()) - set(_OF_TORCH)
-        if pinned := sorted(forbidden & wanted.pins.keys()):
-            raise RecipeError([_not_pinned(name, seen.own_precision) for name in pinned], subject="plan of a script")
-        wanted = dataclasses.replace(wanted, forbidden=wanted.forbidden | forbidden)
-        subject = _subject(script, functools.partial(record, lines))
-        with Planner(subject, place, wanted, pool=pool, before=before) as planner:
-            found = planner.at(budget_bytes)
+    pool = fresh_workers()
+    first = Simulations(_subject(script, functools.partial(record, None)), place, pool)
+    as_it_is = first.need(Recipe())
+    lines = _lines(script, as_it_is, style)
+    if place.personality.is_card and not any(one.place == "device" for one in as_it_is.recorded.trace.storages):
+        raise InputError(
+            f"{script} puts nothing on the card: as it was called it trains on the host. Give the arguments with which "
+            "it trains on a card, or --device cpu."
+        )
+    before, fused = first, False
+    if lines.can_fuse():
+        told = dataclasses.replace(lines, fused=True)
+        with_it = Simulations(_subject(script, functools.partial(record, told)), place, pool)
+        with_it.simulate([Recipe()])
+        if fused := _is_better(with_it.probes.get(Recipe()), as_it_is):
+            before, lines = with_it, told
+    seen = lines.seen
+    forbidden = set(LOOP_FIELDS) - {"optimizer"}
+    if seen.own_precision:
+        forbidden.add("precision")
+    if style == "torch":
+        forbidden |= set(Recipe().to_mapping()) - set(_OF_TORCH)
+    if pinned := sorted(forbidden & wanted.pins.keys()):
+        raise RecipeError([_not_pinned(name, seen.own_precision) for name in pinned], subject="plan of a script")
+    wanted = dataclasses.replace(wanted, forbidden=wanted.forbidden | forbidden)
+    subject = _subject(script, functools.partial(record, lines))
+    with Planner(subject, place, wanted, pool=pool, before=before) as planner:
+        found = planner.at(budget_bytes)
     reasons = {**found.reasons, **dict(_reasons(lines, style, fused=fused, asked=constraints))}
     found = dataclasses.replace(found, reasons=reasons, fallbacks=(), rivals=())
     return _with_lines(found, script, arguments, lines, as_it_is)
@@ -168,7 +167,8 @@ def _record(
     if own is not None:
         own.load()
     changed = None if lines is None else lines.changed(recipe)
-    return record_script(path, arguments, assume, personality, changed=changed, for_plan=True)
+    put_on = () if lines is None else lines.put_on(recipe)
+    return record_script(path, arguments, assume, personality, changed=changed, put_on=put_on, for_plan=True)
 
 
 def _subject(script: str, record: Any) -> Subject:
@@ -176,18 +176,18 @@ def _subject(script: str, record: Any) -> Subject:
 
 
 def _lines(script: str, as_it_is: Probe, style: str) -> Lines:
-    """Where lines can be put into a script; `InputError` where it shows no place."""
+    """Where lines can be put into a script; `InputError` where several models have no name."""
     recorded = as_it_is.recorded
     assert isinstance(recorded, ScriptRecording)
     seen = recorded.seen
-    if not seen.models:
-        what = " and ".join(seen.nameless) or "the model"
+    if len(seen.nameless) > 1 or not seen.models:
+        what = " and ".join(dict.fromkeys(seen.nameless)) or "what its optimizer updates"
         raise InputError(
-            f"where {script} makes its optimizer, no variable of its code holds {what}, so there is nothing to put lines "
-            "on. Keep the model in a variable of the script, such as `model = ...`, before the optimizer is made."
+            f"where {script} makes its optimizer, no variable of its code holds {what}, so it cannot be said what lines are "
+            "for which. Keep each model in a variable of the script, such as `model = ...`, before its optimizer is made."
         )
-    places = [*(model.place for model in seen.models), *(one.place for one in seen.optimizers if one.place)]
-    return Lines(seen=seen, texts={one.file: read_text(one.file) for one in places}, style=style)
+    places = (*(model.place for model in seen.models), *(one.place for one in seen.optimizers))
+    return Lines(seen=seen, texts={one.file: read_text(one.file) for one in places if one is not None}, style=style)
 
 
 def _is_better(probe: Probe | None, other: Probe) -> bool:
@@ -232,18 +232,20 @@ def _reasons(lines: Lines, style: str, *, fused: bool, asked: Constraints | None
         yield "optimizer_impl", "off: fused=True was simulated, and is no better here."
 
 
-def _with_lines(
-    found: Plan, script: str, arguments: Sequence[str], lines: Lines, as_it_is: Probe
-) -> ScriptPlan:
-    changed = lines.changed(found.recipe)
-    alone = [
-        ScriptLines(file=model.place.file, line=model.place.line, text="\n".join(statements))
-        for model, (statements, _) in zip(lines.seen.models, lines.alone(found.recipe), strict=True)
-        if statements
-    ]
-    notes = [
-        f"{kind} has no name where its optimizer is made, and stays as it is." for kind in lines.seen.nameless
-    ]
+def _with_lines(found: Plan, script: str, arguments: Sequence[str], lines: Lines, as_it_is: Probe) -> ScriptPlan:
+    changed, seen = lines.changed(found.recipe), lines.seen
+    alone = []
+    for model, (statements, _) in zip(seen.models, lines.alone(found.recipe), strict=True):
+        file, line = (None, None) if model.place is None else (_shown(model.place.file), model.place.line)
+        if statements:
+            alone.append(ScriptLines(file=file, line=line, text="\n".join(statements)))
+    notes = []
+    if any(one.file is None for one in alone):
+        made = next((f" ({_shown(one.place.file)}:{one.place.line})" for one in seen.optimizers if one.place), "")
+        notes.append(
+            f"no variable of the script's code holds the {seen.nameless[0]} where its optimizer is made{made}, so the diff "
+            "has no line for it. Put these there, `model` being that model:"
+        )
     return ScriptPlan(
         plan=found,
         script=script,
