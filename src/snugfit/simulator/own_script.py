@@ -206,6 +206,8 @@ class WatchedScript:
                 )
                 return
             seen = f"after {self.steps} steps of its optimizer" if self.steps else "before its optimizer stepped"
+            if self.changed or self.observer.put_on:  # it works as it is
+                raise InputError(f"with it the script fails {seen}: {named(error)}{line_of(error)}.") from error
             raise InputError(
                 f"{path} failed {seen}, with its traceback above: {named(error)}{line_of(error)}. If the same command line "
                 "works without snugfit, its code asks the simulated device for something that it does not have."

@@ -100,11 +100,11 @@ class ScriptText:
     def _import_part(self) -> Iterator[Part]:
         if not self._imports:
             return
-        tops = [one for one in self._tree.body if isinstance(one, ast.Import | ast.ImportFrom) and not _is_future(one)]
+        imports = [isinstance(one, ast.Import | ast.ImportFrom) and not _is_future(one) for one in self._tree.body]
         lines = "".join(f"{one}{self._end}" for one in self._imports).encode()
-        if tops:
-            last = tops[0].end_lineno or tops[0].lineno
-            at = self._starts[last]
+        if any(imports):  # behind the first ones that stand together
+            behind = self._tree.body[[*imports, False].index(False, imports.index(True)) - 1]
+            at = self._starts[behind.end_lineno or behind.lineno]
             yield at, at, lines if self._data[:at].endswith(b"\n") else self._end.encode() + lines
             return
         first = next((one for one in self._tree.body if not _is_future(one) and not _is_docstring(one)), None)

@@ -7,12 +7,12 @@ import pytest
 from snugfit.errors import InputError
 from snugfit.simulator.script_text import ScriptText, diff
 
-TOP = "import a\n"
+TOP = "import a\nimport b.c\n"
 PUT = [
-    (TOP + "opt = make(model)\n", 2, TOP + "import snugfit\nON\nopt = make(model)\n"),
+    (TOP + "opt = make(model)\n", 3, TOP + "import snugfit\nON\nopt = make(model)\n"),
     ("def f():\n\topt = make(\n\t\tmodel\n\t)\n", 3, "import snugfit\ndef f():\n\tON\n\topt = make(\n\t\tmodel\n\t)\n"),
-    (TOP + "if big: opt = make(model)\n", 2, TOP + "import snugfit\nif big: ON; opt = make(model)\n"),
-    (TOP + "for x in make(model):\n    pass\n", 2, TOP + "import snugfit\nON\nfor x in make(model):\n    pass\n"),
+    (TOP + "if big: opt = make(model)\n", 3, TOP + "import snugfit\nif big: ON; opt = make(model)\n"),
+    (TOP + "for x in make(model):\n    pass\n", 3, TOP + "import snugfit\nON\nfor x in make(model):\n    pass\n"),
     ('"""Essay."""\nfrom __future__ import annotations\nopt = 1', 3,
      '"""Essay."""\nfrom __future__ import annotations\nimport snugfit\nON\nopt = 1'),
     ("import snugfit\r\nopt = make(model)\r\n", 2, "import snugfit\r\nON\r\nopt = make(model)\r\n"),
