@@ -161,13 +161,6 @@ def test_a_budget_for_nothing_says_the_least(folder, capsys):
     assert code == 3 and "The smallest budgets that work:" in err and "checkpoint=" in err
 
 
-OF_A_LIST = """models = [model]
-del model
-def go(one):
-    return one.make_optimizer(1e-3)
-optimizer = go(*models)
-model = models[0]
-"""
 AUTOCAST = "    with torch.autocast(device, torch.bfloat16):\n        logits = model(x)\n"
 
 
@@ -186,11 +179,3 @@ def test_what_cannot_be_planned_is_told_in_one_line(folder, capsys, before, afte
     written(folder, train=SCRIPT.replace(before, after))
     code, _, err = planned(capsys, "--device", "rtx-4090", *words, "train.py")
     assert (code, "snugfit/" in err.strip().splitlines()[-1]) == (2, False) and said in err
-
-
-def test_the_line_stands_where_the_model_has_a_name(folder, capsys):
-    written(folder, train=SCRIPT.replace("optimizer = model.make_optimizer(1e-3)\n", OF_A_LIST))
-    code, plan, err = planned(capsys, "--device", "rtx-4090", "--pin", "checkpoint=all", "train.py")
-    assert code == 0 and '+    snugfit.apply(one, snugfit.Recipe(checkpoint="all"))\n     return one' in plan["diff"], (
-        err
-    )
