@@ -19,7 +19,7 @@ from snugfit.simulator.script import as_main
 
 if __name__ == "__main__":
     script = Path(sys.argv[1])
-    watched = WatchedScript()
+    watched = WatchedScript(script)
     with ExitStack() as around:
         watched.begin(around)
         around.enter_context(harmless())

@@ -35,7 +35,7 @@ COMMANDS = {
 }
 """Subcommand, which is also the name of its file -> what it is for."""
 
-TAKE_SCRIPTS = ("estimate",)
+TAKE_SCRIPTS = ("estimate", "plan")
 """Commands that take a training script in place of a model; the words behind it are its own."""
 _SIGPIPE_EXIT = 141
 """What a shell reports for a program whose reader went away."""

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from snugfit.cli import groups, is_script, options, output
-from snugfit.errors import InputError, warn
+from snugfit.errors import warn
 
 if TYPE_CHECKING:
     from snugfit.simulator.prediction import Estimate
@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
     if is_script(args.model):
         from snugfit.simulator.own_script import estimate_script
 
-        _check_script_options(args)
+        options.check_script(args, options.given_options(args), "recipe_file")
         estimate = estimate_script(args.model, args.of_script, device=args.device, assume=args.assume)
     elif "," in (args.workload_gpus or ""):
         numbers, args.workload_gpus = numbers_of_gpus(args.workload_gpus), None
@@ -87,20 +87,6 @@ def run(args: argparse.Namespace) -> int:
     if prices:
         estimate = estimate.priced(prices, samples=args.samples)
     return output.print_result(estimate, as_json=args.json)
-
-
-def _check_script_options(args: argparse.Namespace) -> None:
-    """Refuses options that say what a script says itself."""
-    given = [*options.given_options(args), *(name for name in _OF_MODELS if getattr(args, name))]
-    if given:
-        option = "--" + given[0].removesuffix("_file").replace("_", "-")
-        raise InputError(
-            f"{option} is for a model by name, and {args.model} is a script, which says that itself. Put the script's own "
-            f"arguments behind its name: snugfit estimate [--device CARD] {args.model} ..."
-        )
-
-
-_OF_MODELS = ("model_arg", "task", "image_size", "frames", "seq_len", "recipe_file")
 
 
 def _draw(path: Path, estimate: Estimate) -> None:

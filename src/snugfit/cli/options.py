@@ -132,6 +132,24 @@ def given_options(args: argparse.Namespace) -> dict[str, Any]:
     return {**given_fields(args, recipe_fields(), "recipe_"), **given_fields(args, workload_fields(), "workload_")}
 
 
+def given_settings(args: argparse.Namespace) -> dict[str, Any]:
+    """Returns the training settings that were typed."""
+    return given_fields(args, workload_fields(), "workload_")
+
+
+def check_script(args: argparse.Namespace, given: Iterable[str], *names: str) -> None:
+    """Refuses options that say what a script says itself: fields that were given, those of shapes, and `names`."""
+    shapes = ("model_arg", "task", "image_size", "frames", "seq_len")
+    wrong = [*given, *(name for name in (*shapes, *names) if getattr(args, name))]
+    if wrong:
+        option = "--" + wrong[0].removesuffix("_file").replace("_", "-")
+        command = "estimate" if "timeline" in args else "plan"
+        raise InputError(
+            f"{option} is for a model by name, and {args.model} is a script, which says that itself. Put the script's own "
+            f"arguments behind its name: snugfit {command} [--device CARD] {args.model} ..."
+        )
+
+
 def given_fields(args: argparse.Namespace, infos: Iterable[FieldInfo], prefix: str) -> dict[str, Any]:
     """Returns those of some fields that were typed, converted to their types where possible."""
     found = {}

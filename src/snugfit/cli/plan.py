@@ -8,6 +8,7 @@ Examples:
   snugfit plan hf:llama/config.json --batch-size 8 --device rtx-4090 --gpus 8 --host-budget 512GiB
   snugfit plan torchvision:vit_h_14 --batch-size 64 --device rtx-3090 --gpus auto
   snugfit plan --from plan.json --budget 10GiB      (plan.json: what --json printed, or -o plan.json wrote)
+  snugfit plan --budget 16GiB --device rtx-4090 train.py --batch-size 32      (your script as it is: lines to paste into it)
 
 Any recipe option given here is a pin: --precision bf16-mixed plans for that number format. The budget is that of each GPU;
 --gpus auto (or --minimize gpus) finds the fewest that do it, and says how long a step takes on 1, 2, 4, 8, ... of them.
@@ -20,7 +21,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from snugfit.cli import groups, options, output
+from snugfit.cli import groups, is_script, options, output
 from snugfit.errors import InputError
 from snugfit.units import parse_bytes
 
@@ -52,13 +53,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="in place of a model: the JSON of an earlier plan, which answers another --budget of the same work at once",
     )
     options.add_options(parser, PlanOptions, "device", "maximize", "minimize")
-    parser.add_argument(
-        "-o",
-        "--output",
-        metavar="FILE",
-        type=output.some_path,
-        help="also write the recipe, as YAML; FILE.json: the whole plan, as --json prints it",
-    )
+    told = "also write the recipe, as YAML; FILE.json: the whole plan, as --json prints it; of a script the lines, as a diff"
+    parser.add_argument("-o", "--output", metavar="FILE", type=output.some_path, help=told)
+    told = "of a script: what the lines to paste are made of, snugfit or torch. Default: snugfit."
+    parser.add_argument("--as", dest="style", metavar="WORD", help=told)
     options.add_options(parser, PlanOptions, "figure")
     output.add_json_option(parser)
     options.add_options(parser.add_argument_group("memory budget"), groups.BudgetOptions)
@@ -72,6 +70,10 @@ def run(args: argparse.Namespace) -> int:
         return _from_earlier(args)
     if args.model is None:
         raise InputError("the following arguments are required: MODEL (or --from FILE); see `snugfit plan --help`.")
+    if is_script(args.model):
+        return _plan_script(args)
+    if args.style is not None:
+        raise InputError(f"--as is for a script, and {args.model} is a model by name. Leave it out.")
     from snugfit.planner.maximize import MAXIMIZED
     from snugfit.planner.plan import plan_named
 
@@ -130,3 +132,27 @@ def _from_earlier(args: argparse.Namespace) -> int:
     answer = budgets_in(args.earlier).at(args.budget)
     output.write_file(args.output, answer.recipe.to_yaml)
     return output.print_result(answer, as_json=args.json)
+
+
+def _plan_script(args: argparse.Namespace) -> int:
+    from snugfit.planner.script_plan import plan_script
+
+    options.check_script(args, options.given_settings(args), "maximize", "minimize", "recipe_file")
+    if args.budget is None and any(word.partition("=")[0] == "--budget" for word in args.of_script):
+        raise InputError(
+            f"--budget stands behind {args.model}, and what stands there is the script's own. Put it before: "
+            f"snugfit plan --budget SIZE {args.model} ..."
+        )
+    output.check_files(args, output=(), figure=(".png", ".svg"))
+    plan = plan_script(
+        args.model,
+        args.of_script,
+        budget=args.budget,
+        device=args.device,
+        constraints=options.constraints_of(args),
+        style=args.style or "snugfit",
+        assume=args.assume,
+    )
+    output.write_file(args.output, plan.write_diff)
+    output.write_file(args.figure, plan.plan.draw)
+    return output.print_result(plan, as_json=args.json)

@@ -11,7 +11,7 @@ import ast
 import builtins
 import importlib.machinery
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import CodeType
@@ -39,10 +39,21 @@ def code_says_cuda() -> Iterator[None]:
         sys.meta_path.remove(finder)
 
 
-def rewritten(source: bytes, path: str) -> CodeType:
+@contextmanager
+def other_text(texts: Mapping[str, str]) -> Iterator[None]:
+    """Context in which modules are imported with other text than their files have; `texts`: file -> text."""
+    finder = _OtherText(texts)
+    sys.meta_path.insert(0, finder)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(finder)
+
+
+def rewritten(source: bytes | str, path: str) -> CodeType:
     """Returns a file's code with the types of devices as CUDA's."""
     tree: Any = ast.parse(source, path)
-    if _asks(source):
+    if _asks(source if isinstance(source, bytes) else source.encode()):
         tree = ast.fix_missing_locations(_Types().visit(tree))
     return compile(tree, path, "exec", dont_inherit=True)
 
@@ -83,6 +94,30 @@ class _Finder:
         spec = importlib.machinery.PathFinder.find_spec(name, path, target)
         if spec is not None and type(spec.loader) is importlib.machinery.SourceFileLoader:
             spec.loader = _Loader(spec.loader.name, str(Path(spec.loader.path)))
+        return spec
+
+
+class _Given(importlib.machinery.SourceFileLoader):
+    def __init__(self, name: str, path: str, text: str) -> None:
+        super().__init__(name, path)
+        self._text = text
+
+    def get_code(self, fullname: str) -> CodeType:
+        """Compiles the text that was given."""
+        return rewritten(self._text, self.path)
+
+
+class _OtherText:
+    """Finds modules as Python does, and has some of them made from other text."""
+
+    def __init__(self, texts: Mapping[str, str]) -> None:
+        self._texts = texts
+
+    def find_spec(self, name: str, path: Sequence[str] | None = None, target: Any = None) -> Any:
+        spec = importlib.machinery.PathFinder.find_spec(name, path, target) if self._texts else None
+        if spec is None or spec.origin is None or spec.origin not in self._texts:
+            return None
+        spec.loader = _Given(name, spec.origin, self._texts[spec.origin])
         return spec
 
 

@@ -18,7 +18,7 @@ from snugfit.fake_device.assumptions import AssumeArgument, assumptions_from
 from snugfit.fake_device.personality import Personality
 from snugfit.recording.recording import Recording
 from snugfit.simulator.estimate import DeviceArgument, cards_of, estimated
-from snugfit.simulator.own_script import ASSUMED, FreshWorkers, WatchedScript, record_watched
+from snugfit.simulator.own_script import ASSUMED, WatchedScript, fresh_workers, record_watched
 from snugfit.simulator.prediction import Estimate
 from snugfit.simulator.script import EnoughSeen
 
@@ -54,7 +54,7 @@ def estimate_job(
 ) -> Estimate:
     """Predicts what a training takes, on a card by name, on cpu or on every card (None)."""
     record = functools.partial(record_job, _sent(job), assumptions_from(assume).completed(TAKEN))
-    return estimated(record, cards_of(device), None, title, pool or FreshWorkers())
+    return estimated(record, cards_of(device), None, title, pool or fresh_workers())
 
 
 def recorded_job(job: Job, personality: Personality, pool: Pool, assume: AssumeArgument = None) -> Recording:

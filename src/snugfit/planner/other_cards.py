@@ -12,11 +12,11 @@ _MOST = 3
 """Cards that are named, the smallest first."""
 
 
-def other_cards(need_bytes: int, place: Place, ranks: int) -> str:
+def other_cards(need_bytes: int, place: Place, *, may_share: bool) -> str:
     """Returns lines to add to a refusal; empty for a processor.
 
     `need_bytes`: what the leanest recipe that is allowed needs on the card that was asked for.
-    `ranks`: how many of them were asked for.
+    `may_share`: whether one card was asked for, and several could share the training.
     """
     if place.on_cpu:
         return ""
@@ -25,7 +25,7 @@ def other_cards(need_bytes: int, place: Place, ranks: int) -> str:
     lines = []
     if named:
         lines.append(f"Cards with the memory for the first of these budgets: {', '.join(card.name for card in named)}.")
-    if place.card.peer_link is not None and ranks == 1:
+    if place.card.peer_link is not None and may_share:
         lines.append(f"Several of them can share the weights out: {option('gpus')} auto finds the fewest that do it.")
     return "".join(f"\n{line}" for line in lines)
 

@@ -424,7 +424,8 @@ class Planner:
             estimate = self._estimate(leanest, smallest.space.workload, budget_bytes)
             ways = ways_elsewhere(estimate, samples=samples, fits=False)
             advice += "".join(f"\nOn several GPUs: {way}" for way in ways)
-            advice += other_cards(leanest.need_bytes, self.place, smallest.space.workload.ranks)
+            may_share = smallest.space.workload.ranks == 1 and self.constraints.is_free("shard")
+            advice += other_cards(leanest.need_bytes, self.place, may_share=may_share)
         margin = f"margin {format_bytes(self.margin.bytes_of(budget_bytes))}"
         return does_not_fit(
             title=self.subject.title,

@@ -176,8 +176,8 @@ class Space:
         return [n for n in sorted(found, reverse=True) if n == self.batch or self.allowed(self.size_change(n))]
 
     def size_change(self, size: int) -> Changes:
-        """Returns the change that sets a size of microbatch."""
-        return {} if SIZE in self.constraints.pins else {SIZE: None if size == self.batch else size}
+        """Returns the change that sets a size of microbatch; none where nobody knows how large the batch is."""
+        return {} if SIZE in self.constraints.pins else {SIZE: None if self.batch in (None, size) else size}
 
     def strategies(self) -> list[Space]:
         """Returns a space for each way to share out the model, the fastest first; itself where there is one."""

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 import sys
 import types
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,15 +22,19 @@ from snugfit.errors import InputError, SnugfitError
 from snugfit.fake_device.assumptions import AssumeArgument, Assumptions, assumptions_from
 from snugfit.fake_device.personality import Personality
 from snugfit.fake_device.replaced import Change, replaced
-from snugfit.recording.recording import Recording
 from snugfit.simulator.estimate import DeviceArgument, cards_of, estimated
 from snugfit.simulator.prediction import Estimate
 from snugfit.simulator.script import EnoughSeen, as_main, check_script, exit_code, print_error
+from snugfit.simulator.script_seen import Observer, ScriptRecording
 from snugfit.workers.failures import line_of, named
+from snugfit.workers.forked import FORKS, forked
 from snugfit.workers.pool import Pool
+from snugfit.workload import CUSTOM_OPTIMIZER, Workload
 
 if TYPE_CHECKING:
     import torch
+
+    from snugfit.recording.recording import Recording
 
 STEPS = 3
 """Optimizer steps that are recorded: state appears in the first, and the last is bounded by a step on either side."""
@@ -44,14 +49,28 @@ ASSUMED = {"integer": 1, "branch": False}
 
 
 class FreshWorkers(Pool):
-    """A pool that runs every request in a new process, since scripts change the one they run in."""
+    """A pool that runs every request in a process of its own, since scripts change the one they run in."""
 
     def call(self, *request: Any, **settings: Any) -> Any:
-        """Runs a function in a new worker; as `Pool.call`."""
-        try:
-            return super().call(*request, **settings)
-        finally:
-            self.close()
+        """Runs a function in a copy of a worker, or in a new one; as `Pool.call`."""
+        if FORKS:
+            return super().call(_in_copy, *request, **settings)
+        with closing(Pool()) as pool:
+            return pool.call(*request, **settings)
+
+
+@functools.cache
+def fresh_workers() -> FreshWorkers:
+    """Returns the pool of this process for scripts, with two workers."""
+    return FreshWorkers(2)
+
+
+def _in_copy(*request: Any, **settings: Any) -> Any:
+    """Runs a function in a copy of this worker, which has loaded what any script needs."""
+    import snugfit.fake_device.script_recorder
+    import snugfit.simulator.session  # noqa: F401
+
+    return forked(*request, **settings)
 
 
 def estimate_script(
@@ -60,18 +79,47 @@ def estimate_script(
     """Predicts what a training script takes as it is, on a card by name, on cpu or on every card (None)."""
     path, cards = check_script(script), cards_of(device)
     record = functools.partial(record_script, path, list(arguments), assumptions_from(assume).completed(ASSUMED))
-    return estimated(record, cards, None, script, FreshWorkers())
+    return estimated(record, cards, None, script, fresh_workers())
 
 
-def record_script(path: Path, arguments: Sequence[str], assume: Assumptions, personality: Personality) -> Recording:
-    """Records the first steps of a script; runs in a worker."""
-    watched = WatchedScript()
-    with replaced(watched.shorter_loaders()):
-        recording = record_watched(watched, functools.partial(watched.run, path, arguments), assume, personality)
+def record_script(
+    path: Path,
+    arguments: Sequence[str],
+    assume: Assumptions,
+    personality: Personality,
+    *,
+    changed: Mapping[str, str] | None = None,
+    put_on: Sequence[str] = (),
+    for_plan: bool = False,
+) -> ScriptRecording:
+    """Records the first steps of a script; runs in a worker.
+
+    `changed`: file -> text that is run in its place, without a word; None: as the files are.
+    `put_on`: statements that are run with the `model` when its optimizer is made.
+    `for_plan`: whether fidelity will be judged by it, for which its models are looked at.
+    """
+    from snugfit.fake_device.says_cuda import other_text
+
+    watched = WatchedScript(path, changed, for_plan=for_plan)
+    watched.observer.put_on = put_on
+
+    def run(recorder: Any) -> None:
+        with other_text(watched.changed):
+            watched.run(path, arguments, recorder)
+
+    with ExitStack() as around:
+        if changed is not None:
+            around.enter_context(_silence())
+        around.enter_context(replaced([*watched.shorter_loaders(), *watched.observer.changes()]))
+        recording = record_watched(watched, run, assume, personality)
+    known = {field.name: getattr(recording, field.name) for field in dataclasses.fields(recording)}
+    found = ScriptRecording(**known, seen=watched.observer.seen)
+    if for_plan:
+        found = dataclasses.replace(found, block_names=found.seen.blocks, workload=watched.workload)
     if personality.is_card and not any(row.place == "device" for row in recording.trace.storages):
         note = f"{path} puts nothing on the card: as it was called it trains on the host, which has all of it."
-        return dataclasses.replace(recording, warnings=(*recording.warnings, note))
-    return recording
+        found = dataclasses.replace(found, warnings=(*found.warnings, note))
+    return found
 
 
 def record_watched(
@@ -107,14 +155,21 @@ def record_watched(
         weight_bytes=watched.weight_bytes,
         parameters=watched.parameters,
         expert_modules=tuple(watched.expert_modules),
+        switchable=tuple(dict.fromkeys(watched.switchable)),
     )
 
 
 class WatchedScript:
     """One run of a script: its models, its optimizer steps, its end."""
 
-    def __init__(self) -> None:
-        """Has seen nothing."""
+    def __init__(
+        self, path: Path = Path(), changed: Mapping[str, str] | None = None, *, for_plan: bool = False
+    ) -> None:
+        """Has seen nothing; `path`: a script, for other training none."""
+        self.changed, self._for_plan = changed or {}, for_plan
+        self.observer = Observer(path)
+        self.switchable: list[str] = []
+        self.traits: dict[str, bool] = {}
         self.steps = 0
         """Steps of the optimizer that stepped most."""
         self.notes: list[str] = []
@@ -128,13 +183,23 @@ class WatchedScript:
         self._recorder: Any = None
         self._around = ExitStack()
         self._calls = 0
+        self._in_forward = self._in_backward = False
+
+    @property
+    def workload(self) -> Workload:
+        """What is learned, as far as fidelity depends on it."""
+        names = {one.algorithm for one in self.observer.seen.optimizers}
+        return Workload.from_mapping({**self.traits, "optimizer": names.pop() if len(names) == 1 else CUSTOM_OPTIMIZER})
 
     def begin(self, around: ExitStack) -> None:
         """Hooks modules and optimizers; before the recorder does, which needs the models' names."""
         self._around = around
+        import torch
         from torch.nn.modules.module import register_module_forward_pre_hook
         from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+        if self._for_plan:
+            around.enter_context(replaced([(torch.autograd, "backward", self._marking(torch.autograd.backward))]))
         for hook in (
             register_module_forward_pre_hook(self._entered),
             register_optimizer_step_pre_hook(self._before_step),
@@ -154,7 +219,8 @@ class WatchedScript:
         code = 0
         try:
             with as_main(path, arguments), _main_module(path) as names:
-                exec(rewritten(path.read_bytes(), str(path)), names)
+                text = self.changed.get(str(path))
+                exec(rewritten(path.read_bytes() if text is None else text, str(path)), names)
         except EnoughSeen:
             pass
         except SystemExit as end:
@@ -170,6 +236,8 @@ class WatchedScript:
                 )
                 return
             seen = f"after {self.steps} steps of its optimizer" if self.steps else "before its optimizer stepped"
+            if self.changed or self.observer.put_on:  # it works as it is
+                raise InputError(f"with it the script fails {seen}: {named(error)}{line_of(error)}.") from error
             raise InputError(
                 f"{path} failed {seen}, with its traceback above: {named(error)}{line_of(error)}. If the same command line "
                 "works without snugfit, its code asks the simulated device for something that it does not have."
@@ -182,6 +250,29 @@ class WatchedScript:
                 f"function: {path}:FUNCTION."
             )
 
+    def _marking(self, backward: Any) -> Any:
+        """Returns `torch.autograd.backward` with marks of where forward ends and backward begins, which a search reads."""
+
+        def marked(*args: Any, **kwargs: Any) -> None:
+            if self._recorder is None or self._in_backward:
+                backward(*args, **kwargs)
+                return
+            self._end_forward()
+            self._in_backward = True
+            self._recorder.on_phase("backward", True)
+            try:
+                backward(*args, **kwargs)
+            finally:
+                self._recorder.on_phase("backward", False)
+                self._in_backward = False
+
+        return marked
+
+    def _end_forward(self) -> None:
+        if self._in_forward:
+            self._recorder.on_phase("forward", False)
+            self._in_forward = False
+
     def _entered(self, module: torch.nn.Module, inputs: tuple[Any, ...]) -> None:
         """Names a model that is called from outside of all modules for the first time."""
         recorder = self._recorder
@@ -189,6 +280,9 @@ class WatchedScript:
             return
         if next(module.parameters(), None) is None:  # a loss function, say, or a transform of a data set
             return
+        if self._for_plan and not self._in_forward and not self._in_backward and _trains():
+            self._in_forward = True
+            recorder.on_phase("forward", True)
         self._calls += 1
         if self._calls > MOST_CALLS and not self.steps:
             raise InputError(
@@ -200,8 +294,12 @@ class WatchedScript:
             return
         from snugfit.recording.experts import expert_modules
         from snugfit.simulator.batches import shape_in_words
-        from snugfit.simulator.session import weights_of
+        from snugfit.simulator.session import switchable, weights_of
+        from snugfit.workloads.traits import model_traits
 
+        if self._for_plan:
+            self.switchable += switchable(module)
+            self.traits = {name: found or self.traits.get(name, False) for name, found in model_traits(module).items()}
         recorder.watch(module)
         # Taken down here and now: the model is gone when the script has ended.
         found = weights_of(module, recorder.modules.name_of(module))
@@ -215,6 +313,9 @@ class WatchedScript:
     def _before_step(self, optimizer: Any, *_: Any) -> None:
         if self._counts.get(optimizer, 0) >= STEPS:
             raise EnoughSeen
+        if self._recorder is not None:
+            self._end_forward()
+            self.observer.stepped(optimizer, self._recorder.modules)
 
     def _after_step(self, optimizer: Any, *_: Any) -> None:
         self._counts[optimizer] = self._counts.get(optimizer, 0) + 1
@@ -268,6 +369,25 @@ def _no_accelerator() -> list[Any]:
         (torch.cuda, name) for name in ("is_available", "device_count")
     ]
     return [(place, name, lambda *_, answer=no[name], **__: answer) for place, name in places]
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    """Context in which this process says nothing, by whatever way."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    kept, nothing = [os.dup(number) for number in (1, 2)], os.open(os.devnull, os.O_WRONLY)
+    for number in (1, 2):
+        os.dup2(nothing, number)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for number, before in zip((1, 2), kept, strict=True):
+            os.dup2(before, number)
+            os.close(before)
+        os.close(nothing)
 
 
 @contextmanager

@@ -105,9 +105,9 @@ def test_what_is_far_from_fitting_takes_few_simulations_too(planning_pool, monke
 
 def test_cards_with_room_are_named_the_smallest_first():
     place = planned.CARD
-    said = other_cards(place.card.memory_bytes, place, 1)
+    said = other_cards(place.card.memory_bytes, place, may_share=True)
     names = re.search(r"these budgets: (.*)\.", said).group(1).split(", ")
     sizes = [device_named(name).memory_bytes for name in names]
     assert sizes == sorted(sizes) and sizes[0] > place.card.memory_bytes and len(names) == 3
-    assert "fewest" in said and "fewest" not in other_cards(place.card.memory_bytes, place, 2)
-    assert other_cards(10**15, place, 2) == ""
+    assert "fewest" in said and "fewest" not in other_cards(place.card.memory_bytes, place, may_share=False)
+    assert other_cards(10**15, place, may_share=False) == ""

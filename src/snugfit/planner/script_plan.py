@@ -1,0 +1,267 @@
+"""`snugfit plan SCRIPT`: the fastest way to train by an unchanged script in less memory, as lines to paste into it.
+
+The script is run on the fake device as it is, which shows where its optimizer is made and what its models are called there.
+From then on a recipe is text: lines put into the script, which is simulated with them, in full. So what a plan promises was
+simulated of the very lines that it gives.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from snugfit.errors import InputError, RecipeError, did_you_mean
+from snugfit.fake_device.assumptions import AssumeArgument, Assumptions, assumptions_from
+from snugfit.fake_device.personality import Personality
+from snugfit.planner.constraints import Constraints
+from snugfit.planner.places import budget_for, place_for
+from snugfit.planner.plan_result import Plan
+from snugfit.planner.planner import Planner
+from snugfit.planner.probe import Probe, Simulations
+from snugfit.recipe import Recipe
+from snugfit.recording.recording import Recording
+from snugfit.simulator.own_script import ASSUMED, fresh_workers, record_script
+from snugfit.simulator.script import check_script
+from snugfit.simulator.script_lines import STYLES, Lines
+from snugfit.simulator.script_seen import ScriptRecording
+from snugfit.simulator.script_text import diff, read_text
+from snugfit.simulator.subjects import Subject
+from snugfit.techniques import LOOP_FIELDS
+from snugfit.workload import Workload
+
+_OF_TORCH = ("checkpoint", "optimizer", "precision")
+"""Fields of which some values are lines of plain torch."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class ScriptLines:
+    """Lines for one place of a file."""
+
+    file: str | None
+    """The file; None where no place was found."""
+    line: int | None
+    """The line before which they go."""
+    text: str
+    """The lines."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class ScriptPlan:
+    """A plan for a script, and what to paste into it."""
+
+    plan: Plan
+    """The plan; its recipe is what the lines say."""
+    script: str
+    """The script."""
+    arguments: tuple[str, ...]
+    """Its own arguments."""
+    style: str
+    """What the lines are made of: snugfit or torch."""
+    diff: str
+    """The lines as a unified diff, for `patch -p0`; empty where nothing has to change."""
+    lines: tuple[ScriptLines, ...]
+    """The same without their surroundings."""
+    total_bytes: int
+    """What the script takes as it is, as `estimate.total_bytes`."""
+    step_seconds: float
+    """Predicted seconds of its step as it is."""
+    notes: tuple[str, ...] = ()
+    """What the plan has left alone."""
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Returns the plan as plain data: that of any plan, and what belongs to the script."""
+        own = {name: getattr(self, name) for name in ("script", "style", "diff")}
+        return {
+            **self.plan.to_mapping(),
+            **own,
+            "arguments": list(self.arguments),
+            "lines": [dataclasses.asdict(one) for one in self.lines],
+            "as_it_is": {"total_bytes": self.total_bytes, "step_seconds": self.step_seconds},
+            "notes": list(self.notes),
+        }
+
+    def to_json(self) -> str:
+        """Returns the plan as one JSON document."""
+        return json.dumps(self.to_mapping(), indent=2, allow_nan=False)
+
+    def write_diff(self, path: Path) -> None:
+        """Writes the diff to a file."""
+        path.write_bytes(self.diff.encode())
+
+    def __str__(self) -> str:
+        from snugfit.report.script_plan_card import script_plan_card
+
+        return script_plan_card(self)
+
+
+def plan_script(
+    script: str,
+    arguments: Sequence[str] = (),
+    *,
+    budget: str | int | None = None,
+    device: str | None = None,
+    constraints: Constraints | None = None,
+    style: str = "snugfit",
+    assume: AssumeArgument = None,
+) -> ScriptPlan:
+    """Finds the fastest way in which a script trains within a budget; arguments as of `plan_named`.
+
+    `style`: what the lines to paste are made of: snugfit, or torch, which can say fewer techniques.
+    """
+    if style not in STYLES:
+        raise InputError(f"--as is {style!r}; {did_you_mean(style, STYLES)}")
+    path = check_script(script)
+    place, budget_bytes = budget_for(place_for(device), budget)
+    wanted = _without_loop(constraints or Constraints())
+    assumed = assumptions_from(assume).completed(ASSUMED)
+    record = functools.partial(_record, path, list(arguments), assumed)
+    pool = fresh_workers()
+    first = Simulations(_subject(script, functools.partial(record, None)), place, pool)
+    as_it_is = first.need(Recipe())
+    lines = _lines(script, as_it_is, style)
+    if place.personality.is_card and not any(one.place == "device" for one in as_it_is.recorded.trace.storages):
+        raise InputError(
+            f"{script} puts nothing on the card: as it was called it trains on the host. Give the arguments with which "
+            "it trains on a card, or --device cpu."
+        )
+    before, fused = first, False
+    if lines.can_fuse():
+        told = dataclasses.replace(lines, fused=True)
+        with_it = Simulations(_subject(script, functools.partial(record, told)), place, pool)
+        with_it.simulate([Recipe()])
+        if fused := _is_better(with_it.probes.get(Recipe()), as_it_is):
+            before, lines = with_it, told
+    seen = lines.seen
+    forbidden = set(LOOP_FIELDS) - {"optimizer"}
+    if seen.own_precision:
+        forbidden.add("precision")
+    if style == "torch":
+        forbidden |= set(Recipe().to_mapping()) - set(_OF_TORCH)
+    if pinned := sorted(forbidden & wanted.pins.keys()):
+        raise RecipeError([_not_pinned(name, seen.own_precision) for name in pinned], subject="plan of a script")
+    wanted = dataclasses.replace(wanted, forbidden=wanted.forbidden | forbidden)
+    subject = _subject(script, functools.partial(record, lines))
+    with Planner(subject, place, wanted, pool=pool, before=before) as planner:
+        found = planner.at(budget_bytes)
+    reasons = {**found.reasons, **dict(_reasons(lines, style, fused=fused, asked=constraints))}
+    found = dataclasses.replace(found, reasons=reasons, fallbacks=(), rivals=())
+    return _with_lines(found, script, arguments, lines, as_it_is)
+
+
+def _record(
+    path: Path,
+    arguments: Sequence[str],
+    assume: Assumptions,
+    lines: Lines | None,
+    recipe: Recipe,
+    personality: Personality,
+) -> Recording:
+    """Records a script by a recipe's lines, or as it is; runs in a worker."""
+    from snugfit.techniques.own_optimizer import own_optimizer
+
+    own = own_optimizer(recipe.optimizer)
+    if own is not None:
+        own.load()
+    changed = None if lines is None else lines.changed(recipe)
+    put_on = () if lines is None else lines.put_on(recipe)
+    return record_script(path, arguments, assume, personality, changed=changed, put_on=put_on, for_plan=True)
+
+
+def _subject(script: str, record: Any) -> Subject:
+    return Subject(record=record, title=script, workload=Workload(), built=True)
+
+
+def _lines(script: str, as_it_is: Probe, style: str) -> Lines:
+    """Where lines can be put into a script; `InputError` where several models have no name."""
+    recorded = as_it_is.recorded
+    assert isinstance(recorded, ScriptRecording)
+    seen = recorded.seen
+    if len(seen.nameless) > 1 or not seen.models:
+        what = " and ".join(dict.fromkeys(seen.nameless)) or "what its optimizer updates"
+        raise InputError(
+            f"where {script} makes its optimizer, no variable of its code holds {what}, so it cannot be said what lines are "
+            "for which. Keep each model in a variable of the script, such as `model = ...`, before its optimizer is made."
+        )
+    places = (*(model.place for model in seen.models), *(one.place for one in seen.optimizers))
+    return Lines(seen=seen, texts={one.file: read_text(one.file) for one in places if one is not None}, style=style)
+
+
+def _is_better(probe: Probe | None, other: Probe) -> bool:
+    """Whether something takes no more memory and no more time, and less of one of them."""
+    if probe is None:
+        return False
+    ours, theirs = (probe.need_bytes, probe.seconds), (other.need_bytes, other.seconds)
+    return ours[0] <= theirs[0] * 1.001 and ours[1] <= theirs[1] and ours != theirs
+
+
+def _without_loop(constraints: Constraints) -> Constraints:
+    """What a person asked for, as far as it can be put around a script."""
+    pinned = sorted((LOOP_FIELDS - {"optimizer"}) & constraints.pins.keys())
+    if pinned:
+        raise RecipeError([_not_pinned(name, "") for name in pinned], subject="plan of a script")
+    return constraints
+
+
+def _not_pinned(name: str, own_precision: str) -> str:
+    if name == "precision" and own_precision:
+        return f"precision is pinned, and the script has its own: {own_precision}. Leave it out."
+    if name in LOOP_FIELDS:
+        return f"{name} is pinned, and belongs to the script's own loop. Leave it out."
+    return f"{name} is pinned, and no line of plain torch. Take --as snugfit for it."
+
+
+def _reasons(lines: Lines, style: str, *, fused: bool, asked: Constraints | None) -> Iterator[tuple[str, str]]:
+    """What is said of fields that are no choice here."""
+    names = set(Recipe().to_mapping())
+    theirs = LOOP_FIELDS - {"optimizer"}
+    free = [name for name in names if asked is None or asked.is_free(name)]
+    for name in free:
+        if name in theirs:
+            yield name, "off: it belongs to the script's own loop."
+        elif style == "torch" and name not in _OF_TORCH:
+            yield name, "off: no line of plain torch says it (--as snugfit)."
+        elif name == "precision" and lines.seen.own_precision:
+            yield name, f"off: {lines.seen.own_precision}."
+    if fused:
+        yield "optimizer_impl", "fused=True for the script's optimizer: simulated, no more memory and no more time."
+    elif lines.can_fuse():
+        yield "optimizer_impl", "off: fused=True was simulated, and is no better here."
+
+
+def _with_lines(found: Plan, script: str, arguments: Sequence[str], lines: Lines, as_it_is: Probe) -> ScriptPlan:
+    changed, seen = lines.changed(found.recipe), lines.seen
+    alone = []
+    for model, (statements, _) in zip(seen.models, lines.alone(found.recipe), strict=True):
+        file, line = (None, None) if model.place is None else (_shown(model.place.file), model.place.line)
+        if statements:
+            alone.append(ScriptLines(file=file, line=line, text="\n".join(statements)))
+    notes = []
+    if any(one.file is None for one in alone):
+        made = next((f" ({_shown(one.place.file)}:{one.place.line})" for one in seen.optimizers if one.place), "")
+        notes.append(
+            f"no variable of the script's code holds the {seen.nameless[0]} where its optimizer is made{made}, so the diff "
+            "has no line for it. Put these there, `model` being that model:"
+        )
+    return ScriptPlan(
+        plan=found,
+        script=script,
+        arguments=tuple(arguments),
+        style=lines.style,
+        diff="".join(diff(_shown(path), lines.texts[path], text) for path, text in sorted(changed.items())),
+        lines=tuple(alone),
+        total_bytes=as_it_is.total_bytes,
+        step_seconds=as_it_is.seconds,
+        notes=tuple(notes),
+    )
+
+
+def _shown(file: str) -> str:
+    """A file's path from the current folder, where it lies in there."""
+    try:
+        return str(Path(file).resolve().relative_to(Path.cwd()))
+    except (ValueError, OSError):
+        return file

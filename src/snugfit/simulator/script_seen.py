@@ -1,0 +1,256 @@
+"""Where a script makes its optimizers, and what it calls the models that they train: where lines could be put into it."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import sys
+import sysconfig
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import FrameType, ModuleType
+from typing import TYPE_CHECKING, Any
+
+from snugfit.fake_device.replaced import Change
+from snugfit.recording.recording import Recording
+
+if TYPE_CHECKING:
+    import torch
+
+_SETTINGS = ("fused", "foreach", "capturable", "differentiable", "amsgrad", "maximize")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Place:
+    """A line of a file that was running."""
+
+    file: str
+    """The file."""
+    line: int
+    """Its number, from 1."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class SeenModel:
+    """A model that is trained, and what a file calls it where its optimizer is made."""
+
+    place: Place | None
+    """The line before which something can be put on the model; None where no variable of the code around it holds it."""
+    name: str
+    """An expression for it there, such as `self.net`; `model` where there is none."""
+    blocks: Mapping[str, str]
+    """Repeated block, as the recording names it -> its name in this model."""
+    batch_norm: bool
+    """Whether it normalises with statistics of the batch."""
+    own_checkpoints: bool
+    """Whether it has the method by which models of transformers checkpoint themselves."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class SeenOptimizer:
+    """An optimizer that has stepped."""
+
+    kind: str
+    """Its class."""
+    algorithm: str
+    """Its name among those of snugfit; `custom` for any other."""
+    place: Place | None
+    """The call that makes it; None where a library does."""
+    settings: tuple[str, ...]
+    """Switches that are on."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class ScriptSeen:
+    """What a run of a script has shown."""
+
+    models: tuple[SeenModel, ...] = ()
+    """Models that are trained; those without a name are the last."""
+    nameless: tuple[str, ...] = ()
+    """Classes of those that have none."""
+    optimizers: tuple[SeenOptimizer, ...] = ()
+    """Optimizers."""
+    own_precision: str = ""
+    """What the script does about number formats itself; empty: nothing."""
+
+    @property
+    def blocks(self) -> tuple[str, ...]:
+        """Repeated blocks that can be told apart in the script, as the recording names them."""
+        return tuple(name for model in self.models for name in model.blocks)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ScriptRecording(Recording):
+    """The recording of a script, and what was seen of it."""
+
+    seen: ScriptSeen = ScriptSeen()
+    """What was seen."""
+
+
+class Observer:
+    """Looks where a script makes its optimizers, and by what names the code around it knows its modules."""
+
+    def __init__(self, script: Path) -> None:
+        """`script`: whose own names come first."""
+        self._script = str(script.resolve())
+        self._made: weakref.WeakKeyDictionary[Any, tuple[Place | None, list[_Candidate]]] = weakref.WeakKeyDictionary()
+        self._models: dict[tuple[Place | None, str], SeenModel] = {}
+        self._modules: dict[tuple[Place | None, str], int] = {}
+        self._nameless: list[str] = []
+        self._optimizers: list[SeenOptimizer] = []
+        self._own_precision = ""
+        self.put_on: Sequence[str] = ()
+        """Statements that are run with the model that has no name, when its optimizer is made."""
+
+    @property
+    def seen(self) -> ScriptSeen:
+        """What was seen by now."""
+        return ScriptSeen(
+            models=tuple(sorted(self._models.values(), key=lambda model: model.place is None)),
+            nameless=tuple(self._nameless),
+            optimizers=tuple(self._optimizers),
+            own_precision=self._own_precision,
+        )
+
+    def changes(self) -> list[Change]:
+        """Returns what notes where an optimizer is made, and that autocast is on."""
+        from torch.amp.autocast_mode import autocast
+        from torch.optim import Optimizer
+
+        make, enter = Optimizer.__init__, autocast.__enter__
+
+        def made(optimizer: Any, *args: Any, **kwargs: Any) -> None:
+            make(optimizer, *args, **kwargs)
+            if self.put_on:
+                _run(self.put_on, {id(weight) for group in optimizer.param_groups for weight in group["params"]})
+            self._made[optimizer] = self._around(sys._getframe(1))
+
+        def entered(context: Any) -> Any:
+            if context._enabled:
+                self._own_precision = "it computes under autocast already"
+            return enter(context)  # type: ignore[no-untyped-call]
+
+        return [(Optimizer, "__init__", made), (autocast, "__enter__", entered)]
+
+    def _around(self, frame: FrameType) -> tuple[Place | None, list[_Candidate]]:
+        frames = [one for one in _outwards(frame) if not _is_of_torch(one.f_code.co_filename)]
+        candidates = [one for at, other in enumerate(frames) if _is_own(other) for one in _candidates(other, at)]
+        return (_place(frames[0]) if frames and _is_own(frames[0]) else None), candidates
+
+    def stepped(self, optimizer: Any, modules: Any) -> None:
+        """Takes down where an optimizer was made and what its models are called; `modules`: the recorder's."""
+        from snugfit.training.given_optimizer import name_of
+        from snugfit.workloads.traits import HALF
+
+        if optimizer not in self._made:
+            return
+        place, candidates = self._made.pop(optimizer)
+        on = tuple(name for name in _SETTINGS if any(group.get(name) is True for group in optimizer.param_groups))
+        self._optimizers.append(
+            SeenOptimizer(kind=type(optimizer).__name__, algorithm=name_of(optimizer), place=place, settings=on)
+        )
+        trained = {id(weight): weight for group in optimizer.param_groups for weight in group["params"]}
+        if any(weight.dtype in HALF for weight in trained.values()):
+            self._own_precision = "its weights have 16 bits already"
+        for model in modules.models():
+            if _weights(model) & trained.keys():
+                self._name(model, candidates, modules)
+
+    def _name(self, model: torch.nn.Module, candidates: list[_Candidate], modules: Any) -> None:
+        """Takes down the best name of a model: one that has all of it, of the script itself, innermost and short."""
+        from snugfit.workloads.traits import model_traits
+
+        weights = _weights(model)
+        found = [(one, module) for one in candidates if (module := one.module()) is not None]
+        shared = [len(weights & _weights(module)) for _, module in found]
+        place, name, module = None, "model", model
+        if any(shared):
+            best = [pair for count, pair in zip(shared, found, strict=True) if count == max(shared)]
+            one, module = min(best, key=lambda pair: self._strangeness(pair[0], pair[1], model))
+            place, name = one.place, one.name
+        else:
+            self._nameless.append(type(model).__name__)
+        key = (place, name)
+        before = self._models.get(key)
+        if before is not None and self._modules[key] != id(module):  # a function that several models come through
+            self._models[key] = dataclasses.replace(before, blocks={})
+            return
+        prefix, names = modules.name_of(model), {part: own for own, part in module.named_modules()}
+        inside = {".".join(filter(None, (prefix, own))): part for own, part in model.named_modules()}
+        blocks = {block: names[inside[block]] for block in modules.block_names if inside.get(block) in names}
+        self._modules[key] = id(module)
+        self._models[key] = SeenModel(
+            place=place,
+            name=name,
+            blocks={**(before.blocks if before is not None else {}), **blocks},
+            batch_norm=model_traits(module)["batch_norm"],
+            own_checkpoints=callable(getattr(module, "gradient_checkpointing_enable", None)),
+        )
+
+    def _strangeness(self, one: _Candidate, module: Any, model: Any) -> tuple[Any, ...]:
+        of_other = str(Path(one.place.file).resolve()) != self._script
+        return of_other, one.depth, one.of_module, module is not model, one.name.count("."), len(one.name)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Candidate:
+    """A variable that holds a module."""
+
+    name: str
+    place: Place
+    depth: int
+    """Frames between the optimizer and it."""
+    of_module: bool
+    """Whether it is a variable of the whole file, seen from a function."""
+    module: weakref.ref[Any]
+
+
+def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _place(frame: FrameType) -> Place:
+    return Place(file=frame.f_code.co_filename, line=frame.f_lineno)
+
+
+def _candidates(frame: FrameType, depth: int) -> Iterator[_Candidate]:
+    import torch
+
+    for name, value in list({**frame.f_globals, **frame.f_locals}.items()):
+        if not name.isidentifier() or name.startswith("__") or isinstance(value, type | ModuleType):
+            continue
+        parts = value._modules if isinstance(value, torch.nn.Module) else getattr(value, "__dict__", {})
+        attributes = ((f"{name}.{part}", inside) for part, inside in list(parts.items()) if str(part).isidentifier())
+        for expression, module in ((name, value), *attributes):
+            if isinstance(module, torch.nn.Module):
+                yield _Candidate(expression, _place(frame), depth, name not in frame.f_locals, weakref.ref(module))
+
+
+def _weights(module: torch.nn.Module) -> set[int]:
+    return {id(weight) for weight in module.parameters()}
+
+
+def _run(statements: Sequence[str], trained: set[int]) -> None:
+    """Runs statements with the model that has some weights, found among all objects there are."""
+    import torch
+
+    modules = [one for one in gc.get_objects() if issubclass(type(one), torch.nn.Module) and _weights(one) & trained]
+    inside = {id(part) for one in modules for part in one.modules() if part is not one}
+    for model in [one for one in modules if id(one) not in inside]:
+        exec("import snugfit, torch, torch.utils.checkpoint, functools\n" + "\n".join(statements), {"model": model})
+
+
+def _is_of_torch(file: str) -> bool:
+    import torch
+
+    return file.startswith((str(Path(torch.__file__).parent), str(Path(__file__).parents[1])))
+
+
+def _is_own(frame: FrameType) -> bool:
+    """Whether code is neither Python's nor an installed library's."""
+    file = frame.f_code.co_filename
+    libraries = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    return not file.startswith(("<", *libraries))
