@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from snugfit.cli import groups, is_script, options, output
 from snugfit.errors import InputError, warn
 
 if TYPE_CHECKING:
+    from snugfit.simulator.estimate import DeviceArgument
     from snugfit.simulator.prediction import Estimate
 
 
@@ -27,7 +28,7 @@ class EstimateOptions:
     """What is estimated, and how it is shown."""
 
     device: groups.Name
-    """a card (snugfit devices), cpu, local (this machine's GPU) or all. Default: all."""
+    """a card (snugfit devices), several with commas, cpu, local (this machine's GPU) or all. Default: all."""
     price: Annotated[list, "CARD=PRICE"]  # type: ignore[type-arg]
     """what an hour of a card costs, in any currency; may be repeated. Says what a step costs, and which card that fits is
     the cheapest."""
@@ -57,36 +58,38 @@ def run(args: argparse.Namespace) -> int:
     output.check_files(args, timeline=(".html", ".png"), snapshot=())
     shared_pool().start()  # it loads torch while the rest is imported and read here
 
-    from snugfit.simulator.by_gpus import estimate_by_gpus, numbers_of_gpus
     from snugfit.simulator.costs import check_priced, read_prices
-    from snugfit.simulator.estimate import cards_of, estimate_named
+    from snugfit.simulator.estimate import cards_of
 
     prices = read_prices(args.price or ())
     check_priced(prices, [card.name for card in cards_of(args.device)])
     if args.samples is not None and not prices:
         warn("--samples says what an epoch costs, and there is no --price; it has no effect.")
-    if is_script(args.model):
-        from snugfit.simulator.own_script import estimate_script
-
-        _check_script_options(args)
-        estimate = estimate_script(args.model, args.of_script, device=args.device, assume=args.assume)
-    elif "," in (args.workload_gpus or ""):
-        numbers, args.workload_gpus = numbers_of_gpus(args.workload_gpus), None
-        recipe, workload = options.recipe_from(args), options.workload_from(args)
-        named = options.named_model(args)
-        estimate = estimate_by_gpus(
-            named, numbers, recipe=recipe, workload=workload, device=args.device, whole=args.whole
-        )
-    else:
-        recipe, workload = options.settings_from(args)
-        estimate = estimate_named(
-            options.named_model(args), recipe=recipe, workload=workload, device=args.device, whole=args.whole
-        )
+    estimate = estimated(args, args.device)
     output.write_file(args.timeline, lambda path: _draw(path, estimate))
     output.write_file(args.snapshot, estimate.write_snapshot)
     if prices:
         estimate = estimate.priced(prices, samples=args.samples)
     return output.print_result(estimate, as_json=args.json)
+
+
+def estimated(args: argparse.Namespace, device: DeviceArgument) -> Estimate:
+    """Returns the estimate of the model or script that was typed, on a device or several."""
+    from snugfit.simulator.by_gpus import estimate_by_gpus, numbers_of_gpus
+    from snugfit.simulator.estimate import estimate_named
+
+    if is_script(args.model):
+        from snugfit.simulator.own_script import estimate_script
+
+        _check_script_options(args)
+        return estimate_script(args.model, args.of_script, device=device, assume=args.assume)
+    asked: dict[str, Any] = {"device": device, "whole": args.whole}
+    if "," in (args.workload_gpus or ""):
+        numbers, args.workload_gpus = numbers_of_gpus(args.workload_gpus), None
+        recipe, workload = options.recipe_from(args), options.workload_from(args)
+        return estimate_by_gpus(options.named_model(args), numbers, recipe=recipe, workload=workload, **asked)
+    recipe, workload = options.settings_from(args)
+    return estimate_named(options.named_model(args), recipe=recipe, workload=workload, **asked)
 
 
 def _check_script_options(args: argparse.Namespace) -> None:
@@ -96,7 +99,7 @@ def _check_script_options(args: argparse.Namespace) -> None:
         option = "--" + given[0].removesuffix("_file").replace("_", "-")
         raise InputError(
             f"{option} is for a model by name, and {args.model} is a script, which says that itself. Put the script's own "
-            f"arguments behind its name: snugfit estimate [--device CARD] {args.model} ..."
+            f"arguments behind its name: {args.model} ..."
         )
 
 

@@ -40,7 +40,7 @@ def add_options(group: Any, options: type, *names: str, judged: bool = True) -> 
     `names`: some of its fields; none: all.
     `judged`: whether values are judged as they are read, one mistake at a time.
     """
-    docs = field_docs(options)
+    docs = {name: text.replace("%", "%%") for name, text in field_docs(options).items()}
     for name, hint in typing.get_type_hints(options, include_extras=True).items():
         if names and name not in names:
             continue
