@@ -1,8 +1,8 @@
 """An estimate held against an earlier one of the same model: whether it takes more memory, and which code makes it so.
 
 Both are the documents of `snugfit estimate --json`. Predictions repeat to the byte, so that a tolerance is what one means to
-allow, and no room for noise. Rows of `sources` are alike where module, category and text of the line are: its number moves with
-every line above it.
+allow, and no room for noise. Rows of `sources` are alike where module, category and text of the line are: its number moves
+with every line above it.
 """
 
 from __future__ import annotations
