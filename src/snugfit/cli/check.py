@@ -45,7 +45,7 @@ class CheckOptions:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `snugfit check`."""
-    options.add_shape_options(parser)
+    options.add_shape_options(parser, or_file=True)
     options.add_options(parser, CheckOptions)
     output.add_json_option(parser)
     options.add_recipe_options(parser)

@@ -8,16 +8,21 @@ Examples:
   snugfit estimate torchvision:resnet50 --price rtx-4090=0.35 --price h100-80gb=2.5 --samples 1281167
   snugfit estimate torchvision:vit_h_14 --batch-size 32 --shard full --device all --gpus 1,2,4,8
   snugfit estimate --device rtx-4090 train.py --batch-size 32      (your script as it is; the words behind it are its own)
+  snugfit estimate --from axolotl.yaml --device rtx-4090 --gpus 2
+  snugfit estimate hf:llama/config.json --from training_args.json --seq-len 2048
 """
 
 from __future__ import annotations
 
 import argparse
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from snugfit.cli import groups, is_script, options, output
 from snugfit.errors import InputError, warn
+from snugfit.fields import field_infos
+from snugfit.workload import Workload
 
 if TYPE_CHECKING:
     from snugfit.simulator.estimate import DeviceArgument
@@ -44,7 +49,7 @@ class EstimateOptions:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `snugfit estimate`."""
-    options.add_shape_options(parser)
+    options.add_shape_options(parser, or_file=True)
     options.add_options(parser, EstimateOptions)
     output.add_json_option(parser)
     options.add_recipe_options(parser)
@@ -70,7 +75,8 @@ def run(args: argparse.Namespace) -> int:
     output.write_file(args.snapshot, estimate.write_snapshot)
     if prices:
         estimate = estimate.priced(prices, samples=args.samples)
-    return output.print_result(estimate, as_json=args.json)
+    more = {} if args.imported is None else {"imported": args.imported.to_mapping()}
+    return output.print_either({**estimate.to_mapping(), **more}, lambda: str(estimate), as_json=args.json)
 
 
 def estimated(args: argparse.Namespace, device: DeviceArgument) -> Estimate:
@@ -78,7 +84,8 @@ def estimated(args: argparse.Namespace, device: DeviceArgument) -> Estimate:
     from snugfit.simulator.by_gpus import estimate_by_gpus, numbers_of_gpus
     from snugfit.simulator.estimate import estimate_named
 
-    if is_script(args.model):
+    _take_file(args)
+    if args.model is not None and is_script(args.model):
         from snugfit.simulator.own_script import estimate_script
 
         _check_script_options(args)
@@ -92,6 +99,32 @@ def estimated(args: argparse.Namespace, device: DeviceArgument) -> Estimate:
     return estimate_named(options.named_model(args), recipe=recipe, workload=workload, **asked)
 
 
+def _take_file(args: argparse.Namespace) -> None:
+    """Reads another tool's configuration into the options that were not typed, and accounts for its fields on stderr."""
+    args.imported = None
+    if args.from_file is None and args.model is not None and args.model.endswith(_FILES) and ":" not in args.model:
+        args.from_file, args.model = Path(args.model), None
+    if args.from_file is not None:
+        from snugfit.interop.imports import import_config
+
+        typed = options.given_options(args)
+        found = args.imported = import_config(args.from_file, ranks=typed.get("gpus", 1) * typed.get("nodes", 1))
+        for line in found.account():
+            logging.getLogger("snugfit").info("%s: %s", args.from_file, line)
+        for name, value in found.settings.items():
+            if name not in typed:
+                setattr(args, ("workload_" if name in field_infos(Workload) else "recipe_") + name, value)
+        args.model, args.seq_len = args.model or found.model, args.seq_len or found.seq_len
+        args.task = args.task or found.task
+    if args.model is None:
+        raise InputError(
+            "the following arguments are required: MODEL (or --from FILE that names one); see `snugfit estimate --help`."
+        )
+
+
+_FILES = (".yaml", ".yml", ".json")
+
+
 def _check_script_options(args: argparse.Namespace) -> None:
     """Refuses options that say what a script says itself."""
     given = [*options.given_options(args), *(name for name in _OF_MODELS if getattr(args, name))]
@@ -103,7 +136,7 @@ def _check_script_options(args: argparse.Namespace) -> None:
         )
 
 
-_OF_MODELS = ("model_arg", "task", "image_size", "frames", "seq_len", "recipe_file")
+_OF_MODELS = ("from_file", "model_arg", "task", "image_size", "frames", "seq_len", "recipe_file")
 
 
 def _draw(path: Path, estimate: Estimate) -> None:

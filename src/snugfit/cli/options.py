@@ -89,11 +89,22 @@ def add_fields(group: argparse._ArgumentGroup, infos: Iterable[FieldInfo], prefi
         _add_option(group, info, prefix + info.name, default)
 
 
-def add_shape_options(parser: argparse.ArgumentParser) -> None:
-    """Adds MODEL and what describes a batch without data, for commands that train nothing."""
+def add_shape_options(parser: argparse.ArgumentParser, *, or_file: bool = False) -> None:
+    """Adds MODEL and what describes a batch without data, for commands that train nothing; `or_file`: or another tool's."""
     add = parser.add_argument
     models = "torchvision:NAME, timm:NAME, hf:DIR_OR_CONFIG_JSON, hf:KIND or path/file.py:function"
-    add("model", metavar="MODEL", help=models)
+    if or_file:
+        add("model", metavar="MODEL", nargs="?", help=f"{models}; or a script, or what --from takes")
+        add(
+            "--from",
+            dest="from_file",
+            metavar="FILE",
+            type=output.some_path,
+            help="configuration of axolotl, LLaMA-Factory, DeepSpeed or transformers (TrainingArguments): model, lengths, "
+            "batch, recipe. MODEL and options go before what it says.",
+        )
+    else:
+        add("model", metavar="MODEL", help=models)
     add_options(parser, groups.ShapeOptions)
     infos = field_infos(Assumptions)
     add(

@@ -1,4 +1,4 @@
-"""What it costs that a tool does some fields of a recipe in its own way: both recipes simulated, and each difference alone."""
+"""What it costs that a tool does some fields of a recipe in its own way: both simulated, and each difference alone."""
 
 from __future__ import annotations
 

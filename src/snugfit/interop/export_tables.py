@@ -2,8 +2,8 @@
 
 `export_TOOL.yaml` has for each field of a recipe and for each training setting what is written for each of its values (`*`
 for any other). A key that begins with `_` is for people: `_note` is said, `_refused` ends the export, `_is` is what the tool
-does in the field's place. So there is also the recipe that the tool really follows, and what the difference costs is simulated.
-What all tools have in common stands in `export_all.yaml`.
+does in the field's place. So there is also the recipe that the tool really follows, and the difference can be simulated. What
+all tools have in common stands in `export_all.yaml`.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def _row(name: str, value: Any, table: Mapping[str, Any], common: Mapping[str, A
 
 
 def _fields(run: Run, words: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    """Name, kind and value of each field; the kind is what tables know: `every` of `every:2`, `names` of names of modules."""
+    """Name, kind and value of each field; the kind is what tables know: `every` of `every:2`, `names` of modules' names."""
     for name in field_infos(Recipe):
         value = kind = words["optimizer"] if name == "optimizer" else getattr(run.recipe, name)
         if name in ("shard", "checkpoint", "shard_unit", "offload_activations"):
@@ -168,7 +168,9 @@ def _write(config: dict[str, Any], row: Mapping[str, Any], words: Mapping[str, A
     """Puts a row's keys into a configuration: dots lead into sections, a `{word}` alone keeps its type, None is left out."""
     for key, value in row.items():
         if isinstance(value, str) and "{" in value:
-            value = words[value[1:-1]] if value[1:-1] in words and value[0] + value[-1] == "{}" else value.format(**words)
+            value = (
+                words[value[1:-1]] if value[1:-1] in words and value[0] + value[-1] == "{}" else value.format(**words)
+            )
         if value is None:
             continue
         place, (*sections, last) = config, key.split(".")
