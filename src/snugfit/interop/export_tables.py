@@ -2,8 +2,8 @@
 
 `export_TOOL.yaml` has for each field of a recipe and for each training setting what is written for each of its values (`*`
 for any other). A key that begins with `_` is for people: `_note` is said, `_refused` ends the export, `_is` is what the tool
-does in the field's place. So there is also the recipe that the tool really follows, and the difference can be simulated. What
-all tools have in common stands in `export_all.yaml`.
+does in the field's place: so there is also the recipe that the tool follows, and the difference can be simulated. What all
+tools have in common stands in `export_all.yaml`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """A training that is configured for another tool, read as a model, a recipe and training settings; each field accounted for.
 
 `import_TOOL.yaml` says what a key of the tool means here for each of its values (`*`: any other), and which keys change no
-memory; all other keys are named as not understood. A row's `_note` is where the tool and this prediction differ. Words in rows
-that are no field of a recipe (`micro`, `stage`, `bf16`, ...) are put together here.
+memory; all other keys are named as not understood. A row's `_note` is where the tool and this prediction differ, `_refused`
+another training than is predicted here. Words in rows that are no field of a recipe (`micro`, `stage`, `bf16`, ...) are put
+together here.
 """
 
 from __future__ import annotations
@@ -80,12 +81,14 @@ def import_config(path: Path, *, ranks: int = 1) -> Imported:
     table = reading.read(tool, given)
     inner = reading.meant.pop("file", None)
     if inner is not None:
-        beside = path.parent / str(inner)
-        if beside.is_file():
+        beside = next((one for one in (path.parent / str(inner), Path(str(inner))) if one.is_file()), None)
+        if beside is not None:
             reading.read("deepspeed", _flat(_read(beside)), f"{beside.name}: ")
         else:
             reading.not_understood["deepspeed"] = reading.used.pop("deepspeed")
-            reading.notes.append(f"deepspeed: there is no {beside}; put the file there")
+            reading.notes.append(
+                f"deepspeed: there is no file {inner} here; give it, as it decides how GPUs share memory"
+            )
     settings = dict(_put_together(reading, ranks, upcasts=table.get("upcasts", False)))
     model, seq_len = (settings.pop(name, None) for name in ("model", "seq_len"))
     known = {*field_infos(Recipe), *field_infos(Workload)}
@@ -131,7 +134,7 @@ class _Reading:
             elif written in row or "*" in row:
                 self.used[prefix + key] = value
                 self._take(key, value, found or {})
-            elif value is None or any(fnmatch.fnmatchcase(key, pattern) for pattern in patterns):
+            elif value in (None, False) or any(fnmatch.fnmatchcase(key, pattern) for pattern in patterns):
                 self.ignored.append(prefix + key)
             else:
                 self.not_understood[prefix + key] = value
@@ -141,6 +144,11 @@ class _Reading:
         for name, meaning in found.items():
             if name == "_note":
                 self.notes.append(f"{key}={_written(value)}: {meaning}")
+            elif name == "_refused":
+                raise InputError(
+                    f"{key}={_written(value)} is a training that is not predicted from a configuration: {meaning}. Predict the "
+                    "script that trains so: snugfit estimate SCRIPT.py."
+                )
             elif isinstance(meaning, str) and "{value}" in meaning:
                 self.meant[name] = value if meaning == "{value}" else meaning.format(value=value)
             else:
@@ -151,11 +159,11 @@ def _put_together(reading: _Reading, ranks: int, *, upcasts: bool) -> Iterator[t
     """Yields fields of a recipe and training settings: what several keys say together."""
     meant, notes = reading.meant, reading.notes
     adapter, quantize = meant.get("adapter"), meant.get("quantize")
-    for name in [
-        name for name in meant if name.startswith("adapter_") or name in ("targets", "quantize", "double_quantize")
-    ]:
-        if adapter is None or name == "double_quantize" and quantize != "nf4":
+    if adapter is None:  # settings of one that is not put on
+        for name in [name for name in meant if name.startswith("adapter_") or name == "targets"]:
             del meant[name]
+    if quantize != "nf4":
+        meant.pop("double_quantize", None)
     yield from _batch(meant, ranks)
     yield from _sharing(meant, notes, ranks)
     targets = meant.pop("targets", None)
