@@ -81,7 +81,8 @@ def _row(name: str, value: Any, table: Mapping[str, Any], common: Mapping[str, A
     rows = [where["fields"].get(name) or {} for where in (table, common)]
     infos = field_infos(Recipe) if name in field_infos(Recipe) else field_infos(Workload)
     plain = name != "optimizer" and value == infos[name].default
-    for key in (written,) if plain else (written, ANY):
+    keys = [written, written.partition(",")[0]]
+    for key in keys if plain else [*keys, ANY]:
         for row in rows:
             if key in row:
                 return row[key] or {}
@@ -93,6 +94,8 @@ def _fields(run: Run, words: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]
     """Name, kind and value of each field; the kind is what tables know: `every` of `every:2`, `names` of modules' names."""
     for name in field_infos(Recipe):
         value = kind = words["optimizer"] if name == "optimizer" else getattr(run.recipe, name)
+        if name == "precision" and run.recipe.shard != "none":
+            kind = f"{value}, shared out"
         if name in ("shard", "checkpoint", "shard_unit", "offload_activations"):
             plain = as_typed(value)
             kind = plain if plain in _KINDS else plain.partition(":")[0] if ":" in plain else "names"
@@ -140,7 +143,7 @@ def _words(run: Run) -> dict[str, Any]:
         "beta2": betas[1],
         "fused": "_fused" if fused else "",
         "clip": workload.clip_norm or 0.0,
-        "max_norm": workload.clip_norm or float("inf"),
+        "max_norm": workload.clip_norm or "inf",
         "group": group,
         "groups": workload.ranks // group if group else 1,
         "targets": targets,

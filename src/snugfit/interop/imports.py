@@ -42,7 +42,7 @@ class Imported:
     used: Mapping[str, Any]
     """Keys that were used, with their values; the tool's own defaults among them."""
     ignored: tuple[str, ...]
-    """Keys that change no memory."""
+    """Keys that change no memory, or that say `auto`: the trainer fills these in from what is read elsewhere."""
     not_understood: Mapping[str, Any]
     """Keys that may change memory, and were left out."""
     notes: tuple[str, ...]
@@ -52,7 +52,7 @@ class Imported:
         """Yields lines that account for each field."""
         yield f"read as a configuration of {self.tool}: {_listed(self.used)}"
         if self.ignored:
-            yield f"changes no memory: {', '.join(self.ignored)}"
+            yield f"changes no memory, or is left to the trainer: {', '.join(self.ignored)}"
         if self.not_understood:
             yield f"NOT understood, and left out: {_listed(self.not_understood)}"
         yield from self.notes
@@ -146,8 +146,8 @@ class _Reading:
                 self.notes.append(f"{key}={_written(value)}: {meaning}")
             elif name == "_refused":
                 raise InputError(
-                    f"{key}={_written(value)} is a training that is not predicted from a configuration: {meaning}. Predict the "
-                    "script that trains so: snugfit estimate SCRIPT.py."
+                    f"{key}={_written(value)} is a training that is not predicted from a configuration: {meaning}. "
+                    "Predict the script that trains so: snugfit estimate SCRIPT.py."
                 )
             elif isinstance(meaning, str) and "{value}" in meaning:
                 self.meant[name] = value if meaning == "{value}" else meaning.format(value=value)
@@ -159,6 +159,7 @@ def _put_together(reading: _Reading, ranks: int, *, upcasts: bool) -> Iterator[t
     """Yields fields of a recipe and training settings: what several keys say together."""
     meant, notes = reading.meant, reading.notes
     adapter, quantize = meant.get("adapter"), meant.get("quantize")
+    shared = bool(meant.keys() & {"stage", "shares"})
     if adapter is None:  # settings of one that is not put on
         for name in [name for name in meant if name.startswith("adapter_") or name == "targets"]:
             del meant[name]
@@ -176,8 +177,8 @@ def _put_together(reading: _Reading, ranks: int, *, upcasts: bool) -> Iterator[t
     pure = "bf16-true" if meant.pop("pure", False) else "16-true" if meant.pop("pure16", False) else None
     mixed, tf32 = meant.pop("mixed", None), meant.pop("tf32", False)
     if sixteen is not None and pure is None:
-        # LLaMA-Factory casts weights that are trained to fp32; peft does so with what is not quantised beside what is.
-        in_32_bits = quantize is not None or (upcasts and adapter is None)
+        # LLaMA-Factory, accelerate's FSDP and DeepSpeed update weights in fp32; peft casts what is left beside quantised ones.
+        in_32_bits = quantize is not None or (adapter is None and (upcasts or shared))
         pure = f"{sixteen}-mixed" if in_32_bits else f"{sixteen}-true"
         if adapter is not None and not quantize:
             notes.append("adapters, their gradients and state are counted in 16 bits, and that tool has them in 32")
@@ -206,7 +207,8 @@ def _batch(meant: dict[str, Any], ranks: int) -> Iterator[tuple[str, Any]]:
 
 
 def _sharing(meant: dict[str, Any], notes: list[str], ranks: int) -> Iterator[tuple[str, Any]]:
-    stage, group = meant.pop("stage", 0), meant.pop("group", None)
+    shares = meant.pop("shares", False)
+    stage, group = meant.pop("stage", 3 if shares else 0), meant.pop("group", None)
     on_host = meant.pop("state_on_host", False)
     if ranks == 1:
         if stage:
@@ -214,7 +216,7 @@ def _sharing(meant: dict[str, Any], notes: list[str], ranks: int) -> Iterator[tu
         if meant.pop("offload_parameters", None):
             notes.append("weights on the host are known for several GPUs: counted on the GPU. Give --gpus N")
     elif stage:
-        yield "shard", f"hybrid:{group}" if group else "full" if stage == 3 else "gradients"
+        yield "shard", f"hybrid:{group}" if group not in (None, ranks) else "full" if stage == 3 else "gradients"
     if on_host and "offload_parameters" not in meant:
         yield "offload_optimizer", True
 
