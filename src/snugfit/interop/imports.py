@@ -102,7 +102,7 @@ def import_config(path: Path, *, ranks: int = 1) -> Imported:
         used=reading.used,
         ignored=tuple(reading.ignored),
         not_understood=reading.not_understood,
-        notes=tuple(reading.notes),
+        notes=(*(f"{', '.join(keys)}: {said}" for said, keys in reading.of_keys.items()), *reading.notes),
     )
 
 
@@ -114,6 +114,8 @@ class _Reading:
         self.ignored: list[str] = []
         self.not_understood: dict[str, Any] = {}
         self.notes: list[str] = []
+        self.of_keys: dict[str, list[str]] = {}
+        """What is said of keys -> the keys, with their values."""
         self.meant: dict[str, Any] = {}
 
     def read(self, tool: str, given: Mapping[str, Any], prefix: str = "") -> Mapping[str, Any]:
@@ -143,7 +145,7 @@ class _Reading:
     def _take(self, key: str, value: Any, found: Mapping[str, Any]) -> None:
         for name, meaning in found.items():
             if name == "_note":
-                self.notes.append(f"{key}={_written(value)}: {meaning}")
+                self.of_keys.setdefault(meaning, []).append(f"{key}={_written(value)}")
             elif name == "_refused":
                 raise InputError(
                     f"{key}={_written(value)} is a training that is not predicted from a configuration: {meaning}. "
@@ -177,7 +179,7 @@ def _put_together(reading: _Reading, ranks: int, *, upcasts: bool) -> Iterator[t
     pure = "bf16-true" if meant.pop("pure", False) else "16-true" if meant.pop("pure16", False) else None
     mixed, tf32 = meant.pop("mixed", None), meant.pop("tf32", False)
     if sixteen is not None and pure is None:
-        # LLaMA-Factory, accelerate's FSDP and DeepSpeed update weights in fp32; peft casts what is left beside quantised ones.
+        # LLaMA-Factory, accelerate's FSDP and DeepSpeed update weights in fp32; peft casts what is not quantised, too.
         in_32_bits = quantize is not None or (adapter is None and (upcasts or shared))
         pure = f"{sixteen}-mixed" if in_32_bits else f"{sixteen}-true"
         if adapter is not None and not quantize:

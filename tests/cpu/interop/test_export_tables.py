@@ -5,7 +5,7 @@ import os
 
 import pytest
 import yaml
-from interop.export_cases import CASES, case, run_of
+from benchmarks.export_cases import CASES, case, run_of
 
 from snugfit.errors import RecipeError
 from snugfit.fields import field_infos

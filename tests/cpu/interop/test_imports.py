@@ -4,7 +4,7 @@ import json
 
 import pytest
 import yaml
-from interop.export_cases import CASES, case
+from benchmarks.export_cases import CASES, case
 
 from snugfit.errors import InputError, RecipeError
 from snugfit.fields import as_typed
@@ -52,8 +52,9 @@ def test_a_qlora_configuration_of_axolotl(read):
     assert (found.tool, found.model, found.task, found.seq_len) == ("axolotl", "hf:org/model", "causal-lm", 2048)
     assert found.settings == {
         "batch_size": 8, "microbatch_size": 2, "precision": "bf16-mixed", "optimizer": "paged-adamw8bit",
-        "checkpoint": "all", "attention": "flash", "adapter": "lora", "adapter_rank": 32, "adapter_alpha": 64.0, "adapter_dropout": 0.05,
-        "adapter_targets": "*.q_proj,*.v_proj", "quantize": "nf4", "double_quantize": True, "evaluate": False,
+        "checkpoint": "all", "attention": "flash", "adapter": "lora", "adapter_rank": 32, "adapter_alpha": 64.0,
+        "adapter_dropout": 0.05, "adapter_targets": "*.q_proj,*.v_proj", "quantize": "nf4", "double_quantize": True,
+        "evaluate": False,
     }  # fmt: skip
     assert found.ignored == ("learning_rate", "datasets", "wandb_project", "relora")
     assert found.not_understood == {"lora_modules_to_save": ["embed_tokens"]}
@@ -94,12 +95,12 @@ def test_sharing_is_asked_for_where_a_file_does_not_say_for_how_many(read):
 
 
 def test_the_zero_stage_of_a_file_beside(read, tmp_path):
-    zero = {"zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}, "contiguous_gradients": True}}
+    zero = {"zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}, "cpu_offload": True}}
     (tmp_path / "zero3.json").write_text(json.dumps({**zero, "train_micro_batch_size_per_gpu": "auto"}))
     text = "per_device_train_batch_size: 2\nlearning_rate: 1.0e-4\ndeepspeed: zero3.json\nbf16: true"
     found = read(text, ranks=2)
     assert found.settings["shard"] == "full" and found.settings["offload_parameters"] == "all"
-    assert found.not_understood == {"zero3.json: zero_optimization.contiguous_gradients": True}
+    assert found.not_understood == {"zero3.json: zero_optimization.cpu_offload": True}
     assert "zero3.json: train_micro_batch_size_per_gpu" in found.ignored
     gone = read(text.replace("zero3", "zero9"), ranks=2)
     assert gone.not_understood == {"deepspeed": "zero9.json"} and "shard" not in gone.settings
