@@ -172,6 +172,8 @@ FILES: dict[str, str | bytes] = {
     "cifar/cifar-10-batches-py/data_batch_1": b"not a pickle",
     "printing.py": "print('hello')\n",
     "ok.json": "{}",
+    "dpo.yaml": "base_model: org/model\nrl: dpo\n",
+    "zero.json": '{"zero_optimization": {"stage": 3}}',
 }  # fmt: skip
 
 
