@@ -170,7 +170,7 @@ def anatomy(
         ),
         rounding_bytes=played.peak_allocated_bytes - player.allocator.requested_bytes,
         experts_bytes=of_experts,
-        sources=sources_of(tensors, names),
+        sources=sources_of(trace, tensors, names),
     )
 
 

@@ -1,4 +1,4 @@
-"""What is alive at the peak by where it comes from: module, line of code and category, equal blocks in one row.
+"""Where memory comes from: module, line of code and category, equal blocks in one row; at the peak, and at most.
 
 These rows are what two estimates of a changing model are compared by (`report/regression.py`), so they say a line's text
 too: its number moves with every line above it.
@@ -10,8 +10,10 @@ import dataclasses
 import linecache
 import os
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
+
+from snugfit.recording.trace import ALLOC, FREE, RESIZE, Trace
 
 if TYPE_CHECKING:
     from snugfit.recording.anatomy import LiveTensor
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Source:
-    """Tensors at the peak that one place of the code made."""
+    """Tensors that one place of the code made."""
 
     module: str
     """Dotted path of the module, `*` for the number of a repeated block; empty outside of all modules."""
@@ -30,23 +32,41 @@ class Source:
     category: str
     """One of the categories of a trace."""
     tensors: int
-    """How many there are."""
+    """How many there are at the peak."""
     size_bytes: int
     """Their bytes, as rounded by the allocator."""
+    most_bytes: int
+    """The most bytes that this place has alive at a time, at the peak or not, as they were asked for."""
 
 
-def sources_of(tensors: Iterable[LiveTensor], blocks: Collection[str]) -> tuple[Source, ...]:
-    """Returns where tensors come from, the largest first; the bytes add up to theirs.
+Place = tuple[str, str, str]
+"""Module, `file:line` and category."""
+WORTH = 1000
+"""Of a place that has nothing at the peak a row is kept if it once has this part of the peak."""
 
+
+def sources_of(trace: Trace, tensors: Sequence[LiveTensor], blocks: Collection[str]) -> tuple[Source, ...]:
+    """Returns where tensors come from, those that have most at the peak first; the bytes add up to theirs.
+
+    `tensors`: what is alive at the peak.
     `blocks`: dotted paths of the repeated blocks.
     """
-    found: dict[tuple[str, str, str], list[int]] = {}
     names: dict[str, str] = {}
-    for tensor in tensors:
-        name = names.get(tensor.module)
+
+    def place(module: str, line: str, category: str) -> Place:
+        name = names.get(module)
         if name is None:
-            name = names[tensor.module] = _without_number(tensor.module, blocks)
-        found.setdefault((name, tensor.line, tensor.category), []).append(tensor.size_bytes)
+            name = names[module] = _without_number(module, blocks)
+        return name, line, category
+
+    found: dict[Place, list[int]] = {}
+    for tensor in tensors:
+        found.setdefault(place(tensor.module, tensor.line, tensor.category), []).append(tensor.size_bytes)
+    most = _most_alive(trace, [place(row.module, row.line, row.category) for row in trace.storages])
+    least = sum(map(sum, found.values())) // WORTH
+    for one, size in most.items():
+        if size > least:
+            found.setdefault(one, [])
     rows = (
         Source(
             module=module,
@@ -55,10 +75,30 @@ def sources_of(tensors: Iterable[LiveTensor], blocks: Collection[str]) -> tuple[
             category=category,
             tensors=len(sizes),
             size_bytes=sum(sizes),
+            most_bytes=most.get((module, line, category), 0),
         )
         for (module, line, category), sizes in found.items()
     )
-    return tuple(sorted(rows, key=lambda row: -row.size_bytes))
+    return tuple(sorted(rows, key=lambda row: (-row.size_bytes, -row.most_bytes)))
+
+
+def _most_alive(trace: Trace, places: Sequence[Place]) -> dict[Place, int]:
+    """The most bytes that each place has alive on the device at a time; `places`: that of each storage."""
+    alive, most = dict.fromkeys(places, 0), dict.fromkeys(places, 0)
+    sizes = [row.nbytes if row.place == "device" else 0 for row in trace.storages]
+    for kind, subject, value in zip(trace.kinds, trace.subjects, trace.values, strict=True):
+        if kind not in (ALLOC, FREE, RESIZE) or not (sizes[subject] or kind == RESIZE):
+            continue
+        one = places[subject]
+        if kind == ALLOC:
+            alive[one] += sizes[subject]
+        elif kind == FREE:
+            alive[one] -= sizes[subject]
+        elif trace.storages[subject].place == "device":
+            alive[one] += value - sizes[subject]
+            sizes[subject] = value
+        most[one] = max(most[one], alive[one])
+    return most
 
 
 def short_line(line: str) -> str:

@@ -70,7 +70,10 @@ def _parts(
         rows += [_grown(row) for row in comparison.grew]
         if comparison.others_bytes:
             rows.append((format_bytes(comparison.others_bytes), "", "all else together", "", ""))
-        yield "What grew at the peak", rows, ()
+        when = (
+            "at the peak" if comparison.at_peak else "at other times than the peak of tensors, and the segments with it"
+        )
+        yield f"What grew {when}", rows, ()
 
 
 def _grown(row: Growth) -> tuple[str, ...]:

@@ -69,7 +69,9 @@ class Comparison:
     changes: tuple[Change, ...]
     """What is compared."""
     grew: tuple[Growth, ...]
-    """Places that hold more at the peak, the one that grew most first; empty where the peak did not grow."""
+    """Places that hold more, the one that grew most first; empty where nothing grew."""
+    at_peak: bool
+    """Whether they do so at the peak of tensors; else at another time, which the allocator's segments remember."""
     others_bytes: int
     """What all other places together hold more at the peak, or less."""
     also: tuple[str, ...]
@@ -92,7 +94,6 @@ def read_baseline(path: Path) -> Mapping[str, Any]:
     return document
 
 
-_SEGMENTS = "tensors take no more than they did at the peak: the segments that the allocator cuts them from do"
 _READ = {
     "title",
     "devices",
@@ -123,34 +124,37 @@ def compare(baseline: Mapping[str, Any], now: Mapping[str, Any], tolerance: floa
         )
     changes = tuple(Change(name=name, before_bytes=baseline[name], now_bytes=now[name]) for name in COMPARED)
     grown = [change.now_bytes > change.before_bytes for change in changes]
+    # Where tensors at the peak did not grow, what has more at another time makes the segments grow.
+    size = "size_bytes" if grown[0] else "most_bytes"
     grew: list[Growth] = []
-    if grown[0]:
-        grew = sorted(_grown(baseline, now), key=lambda row: row.before_bytes - row.now_bytes)[:MOST]
+    if any(grown):
+        grew = sorted(_grown(baseline, now, size), key=lambda row: row.before_bytes - row.now_bytes)[:MOST]
     named = sum(row.now_bytes - row.before_bytes for row in grew)
     return Comparison(
         within=all(change.now_bytes <= change.before_bytes * (1 + tolerance) for change in changes),
         tolerance=tolerance,
         changes=changes,
         grew=tuple(grew),
-        others_bytes=changes[0].now_bytes - changes[0].before_bytes - named,
-        also=(*_also(baseline, now), *([_SEGMENTS] if grown.count(True) == 1 and not grown[0] else [])),
+        others_bytes=changes[0].now_bytes - changes[0].before_bytes - named if grown[0] else 0,
+        at_peak=grown[0],
+        also=tuple(_also(baseline, now)),
     )
 
 
-def _grown(baseline: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Growth]:
-    before, after = _by_place(baseline), _by_place(now)
+def _grown(baseline: Mapping[str, Any], now: Mapping[str, Any], size_of: str) -> Iterator[Growth]:
+    before, after = _by_place(baseline, size_of), _by_place(now, size_of)
     for (module, category, code), (size, line) in after.items():
         was = before.get((module, category, code), (0, ""))[0]
         if size > was:
             yield Growth(module=module, line=line, code=code, category=category, before_bytes=was, now_bytes=size)
 
 
-def _by_place(document: Mapping[str, Any]) -> dict[tuple[str, str, str], tuple[int, str]]:
+def _by_place(document: Mapping[str, Any], size_of: str) -> dict[tuple[str, str, str], tuple[int, str]]:
     """Bytes and line of each place, which is a module, a category and the text of a line."""
     found: dict[tuple[str, str, str], tuple[int, str]] = {}
     for row in document["sources"]:
         place = row["module"], row["category"], row["code"]
-        found[place] = found.get(place, (0, ""))[0] + row["size_bytes"], row["line"]
+        found[place] = found.get(place, (0, ""))[0] + row[size_of], row["line"]
     return found
 
 

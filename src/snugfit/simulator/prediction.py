@@ -156,7 +156,7 @@ class Estimate:
     largest: tuple[LiveTensor, ...]
     """The largest tensors alive at the peak."""
     sources: tuple[Source, ...]
-    """Where everything that is alive at the peak comes from: module, line and category, equal blocks in one row."""
+    """Where memory comes from, what is alive at the peak first: module, line and category, equal blocks in one row."""
     blocks: tuple[BlockProfile, ...]
     """The blocks of the model."""
     answered: tuple[str, ...]

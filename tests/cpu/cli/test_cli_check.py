@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from snugfit.cli import main
+from snugfit.simulator.baseline import compare
 
 ROOT = Path(__file__).parents[3]
 MODEL = """
@@ -85,6 +86,17 @@ def test_one_activation_more_is_caught_and_named(there, capsys):
     number = 1 + Path("model.py").read_text().splitlines().index(f"        {LINE}")
     assert (first["line"], first["code"]) == (f"model.py:{number}", LINE)
     assert main(["check", *WORDS, "--against", "memory.json", "--tolerance", "2%"]) == 0
+
+
+def test_what_grows_beside_the_peak_is_named_too():
+    """The segments of the allocator remember it, and so the total."""
+    row = {"module": "", "category": "activations", "line": "net.py:3", "code": "x = x + y", "size_bytes": 0}
+    rest = dict.fromkeys(("batch_shape", "recipe", "torch_version", "peak_phase", "peak_module"))
+    before = {**rest, "title": "m", "devices": [], "sources": [], "peak_allocated_bytes": 100, "total_bytes": 200}
+    found = compare(before, {**before, "sources": [{**row, "most_bytes": 7}], "total_bytes": 210}, 0.02)
+    assert not found.within and not found.at_peak
+    assert [(grown.line, grown.before_bytes, grown.now_bytes) for grown in found.grew] == [("net.py:3", 0, 7)]
+    assert compare(before, before, 0.0).within and compare(before, {**before, "total_bytes": 190}, 0.0).within
 
 
 @pytest.mark.parametrize(
