@@ -107,13 +107,12 @@ def run(args: argparse.Namespace) -> int:
         places = _places(args, stored, named)
         wanted = dataclasses.replace(wanted, largest_tensor=places.largest_tensor)
     export = deepspeed_export(stored.run, wanted)
-    _show(args, export, places)
+    _show(args, export, _costs(args, stored, named, export), places)
     return 0
 
 
 def _by_table(args: argparse.Namespace, stored: StoredRun) -> int:
     """Exports to a tool that has a table."""
-    from snugfit.interop.export_costs import costs_of
     from snugfit.interop.export_tables import export_to
 
     request = stored.request
@@ -122,8 +121,17 @@ def _by_table(args: argparse.Namespace, stored: StoredRun) -> int:
     seq_len = args.seq_len or (None if request is None else request.seq_len)
     export = export_to(args.to, stored.run, model=model, seq_len=seq_len)
     named = None if args.device is None else _named(args, stored)
-    _show(args, export, None if named is None else costs_of(named, stored.run, export, args.device))
+    _show(args, export, _costs(args, stored, named, export))
     return 0
+
+
+def _costs(args: argparse.Namespace, stored: StoredRun, named: NamedModel | None, export: Export) -> Costs | None:
+    """What it costs that the tool does some fields in its own way; None where it does not, or no model is known."""
+    if named is None or export.follows == stored.run.recipe:
+        return None
+    from snugfit.interop.export_costs import costs_of
+
+    return costs_of(named, stored.run, export, args.device)
 
 
 def _check(args: argparse.Namespace) -> None:
@@ -209,17 +217,18 @@ def _places(args: argparse.Namespace, stored: StoredRun, named: NamedModel) -> P
     )
 
 
-def _show(args: argparse.Namespace, export: Export, simulated: Places | Costs | None) -> None:
+def _show(args: argparse.Namespace, export: Export, costs: Costs | None, places: Places | None = None) -> None:
     """Writes the file, or prints it where it is not written elsewhere, and says what it cannot say."""
     output.write_file(args.output, lambda path: path.write_text(export.text(), encoding="utf-8"))
     if args.json:
-        plain = None if simulated is None else simulated.to_mapping()
-        output.print_json({**export.to_mapping(), "costs" if args.to in TABLES else "places": plain})
+        simulated = {"costs": costs} if args.to in TABLES else {"costs": costs, "places": places}
+        plain = {name: None if one is None else one.to_mapping() for name, one in simulated.items()}
+        output.print_json({**export.to_mapping(), **plain})
         return
     said = [f"- {note}" for note in export.notes]
     if said:
         said.insert(0, f"What {export.target}'s file does not say:")
-    text = "\n".join([*said, *([] if simulated is None else ["", str(simulated)])])
+    text = "\n".join([*said, *(f"\n{one}" for one in (costs, places) if one is not None)])
     if args.output is None:
         print(export.text(), end="")
         print(text, file=sys.stderr)

@@ -233,7 +233,8 @@ def _tool_of(given: Mapping[str, Any], path: Path) -> str:
             counts[tool] = len(marks)
     if not counts:
         names = ", ".join(read_table(f"interop/import_{tool}.yaml")["tool"] for tool in TOOLS)
-        raise InputError(f"{str(path)!r} is no configuration of {names}. Give one of these as --from.")
+        model = f" A model's own is given as hf:{path}." if "model_type" in given else ""
+        raise InputError(f"{str(path)!r} is no configuration of {names}. Give one of these as --from.{model}")
     return max(counts, key=lambda tool: counts[tool])
 
 

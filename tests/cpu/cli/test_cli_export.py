@@ -73,7 +73,7 @@ def test_into_a_file_with_what_it_does_not_say_on_stdout(here, capsys):
 def test_one_document(here, capsys):
     assert main(["export", "run", "--to", "deepspeed", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
-    assert document == {**EXPECTED.to_mapping(), "places": None}
+    assert document == {**EXPECTED.to_mapping(), "costs": None, "places": None}
 
 
 def test_where_state_should_be_is_computed_for_the_runs_model(here, capsys):
