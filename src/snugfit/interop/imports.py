@@ -90,6 +90,7 @@ def import_config(path: Path, *, ranks: int = 1) -> Imported:
                 f"deepspeed: there is no file {inner} here; give it, as it decides how GPUs share memory"
             )
     settings = dict(_put_together(reading, ranks, upcasts=table.get("upcasts", False)))
+    _take_evaluations(reading, settings, ranks)
     model, seq_len = (settings.pop(name, None) for name in ("model", "seq_len"))
     known = {*field_infos(Recipe), *field_infos(Workload)}
     assert settings.keys() <= known, f"import_{tool}.yaml has words that mean nothing: {settings.keys() - known}"
@@ -188,6 +189,16 @@ def _put_together(reading: _Reading, ranks: int, *, upcasts: bool) -> Iterator[t
     if precision is not None:
         yield "precision", precision
     yield from meant.items()
+
+
+def _take_evaluations(reading: _Reading, settings: Mapping[str, Any], ranks: int) -> None:
+    """Evaluations run at the microbatch of training here: smaller batches of theirs, or none at all, need no word."""
+    micro = settings.get("microbatch_size", settings.get("batch_size", 0) // ranks)
+    for key in ("per_device_eval_batch_size", "eval_batch_size"):
+        value = reading.not_understood.get(key)
+        if value is not None and (settings.get("evaluate") is False or (isinstance(value, int) and value <= micro)):
+            reading.ignored.append(key)
+            del reading.not_understood[key]
 
 
 def _batch(meant: dict[str, Any], ranks: int) -> Iterator[tuple[str, Any]]:

@@ -89,6 +89,16 @@ def test_what_several_keys_mean_together(read, text, ranks, expected):
     assert ("adapter_rank" in found) == ("adapter" in found)
 
 
+@pytest.mark.parametrize(
+    ("strategy", "batch", "left_out"), [("no", 64, 0), ("steps", 4, 0), ("steps", 64, 1), ("steps", None, 1)]
+)
+def test_evaluations_at_a_larger_batch_are_not_counted_and_so_named(read, strategy, batch, left_out):
+    given = {"per_device_train_batch_size": 4, "learning_rate": 1, "eval_strategy": strategy}
+    found = read({**given, **({} if batch is None else {"per_device_eval_batch_size": batch})}, "a.json")
+    assert list(found.not_understood) == ["per_device_eval_batch_size"] * left_out
+    assert found.settings["evaluate"] is (strategy == "steps")
+
+
 def test_sharing_is_asked_for_where_a_file_does_not_say_for_how_many(read):
     found = read("base_model: m\nsequence_len: 9\nfsdp_version: 2\nfsdp_config: {reshard_after_forward: true}")
     assert "shard" not in found.settings and any("Give --gpus N" in note for note in found.notes)
