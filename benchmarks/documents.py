@@ -155,6 +155,34 @@ def exported_table(results: dict[str, Any]) -> str:
     return "\n".join([*lines, "", said, "In place of what is exported:", "", *instead])
 
 
+def imported_table(results: dict[str, Any]) -> str:
+    """How many configurations of other projects were read."""
+    lines = [
+        "| configurations of | read | of these, every field understood | refused | no such configuration |",
+        "|---|---|---|---|---|",
+    ]
+    for row in results["rows"]:
+        lines.append(f"| {row['of']} | {row['read']} | {row['understood']} | {row['refused']} | {row['none']} |")
+    most = ", ".join(f"`{name}` ({count})" for name, count in results["most_refused"])
+    left = ", ".join(f"`{name}` ({count})" for name, count in results["most_not_understood"])
+    said = [
+        f"Refused most: {most}. Named most as not understood: {left}.",
+        f"{results['machine']['date']}; `python -m benchmarks.imported_configs`.",
+    ]
+    return "\n".join([*lines, "", *said])
+
+
+def tables_table(results: dict[str, Any]) -> str:
+    """In which versions of the tools exported files were loaded."""
+    lines = ["| tool | files loaded | refused by snugfit | a step on this CPU |", "|---|---|---|---|"]
+    for tool, row in results["tools"].items():
+        step = "-" if row["loss_of_a_step"] is None else f"taken, loss {row['loss_of_a_step']:.3f}"
+        failed = "".join(f"; {name} fails: {why}" for name, why in row["failed"].items())
+        lines.append(f"| {tool} {row['version']} | {row['loaded']}{failed} | {', '.join(row['refused'])} | {step} |")
+    row = next(iter(results["tools"].values()))
+    return "\n".join([*lines, "", f"torch {row['torch']}, {row['date']}; `python -m benchmarks.table_exports`."])
+
+
 def speed_table(results: dict[str, Any]) -> str:
     """How long commands take that predict or plan a large model on several GPUs."""
     lines = ["| typed | seconds | of processors | recipes simulated |", "|---|---|---|---|"]
@@ -217,6 +245,8 @@ TABLES: tuple[tuple[str, str, Callable[[dict[str, Any]], str]], ...] = (
     ("docs/planning.md", "published_compiled", published_compiled_table),
     ("docs/text.md", "text_training", training_table),
     ("docs/export.md", "deepspeed_export", exported_table),
+    ("docs/export.md", "table_exports", tables_table),
+    ("docs/import.md", "imported_configs", imported_table),
     ("docs/several_gpus.md", "estimate_speed", speed_table),
     ("docs/scripts.md", "scripts", scripts_table),
     ("docs/text.md", "build_host", build_lines),

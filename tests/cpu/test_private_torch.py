@@ -640,6 +640,8 @@ def test_precision_switches():
 def test_the_line_that_asks():
     """source_line"""
     assert private_torch.source_line((str(SOURCE),)).startswith(f"{__file__}:")
+    beside = compile("line()", f"{torch.__path__[0]}vision/models.py", "eval")  # no part of torch, for all its name
+    assert eval(beside, {"line": lambda: private_torch.source_line((__file__,))}).endswith("torchvision/models.py:1")
     assert private_torch.source_line(("/", str(Path(sys.prefix)))) == ""
 
 

@@ -97,6 +97,7 @@ SERVER_OF = {
     ("snugfit", "train"): "torch",
     ("snugfit", "profile"): "torch",
     ("snugfit", "estimate"): "plain",
+    ("snugfit", "check"): "plain",
     ("snugfit", "plan"): "plain",
     (_WORKER,): "torch",
     ("snugfit.measure.device_probe",): "torch",

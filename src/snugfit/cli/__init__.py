@@ -24,6 +24,7 @@ COMMANDS = {
     "train": "train a model on data, by a recipe, and measure it",
     "ladder": "train by one recipe after the other, each adding a technique, and compare",
     "estimate": "predict the memory and time of a training run, without a GPU",
+    "check": "pass or fail: does it fit these cards, and has it grown since a baseline",
     "plan": "find the fastest recipe that fits a memory budget, without a GPU",
     "merge": "add the adapter of a run to its full weights, as one plain model",
     "export": "write a recipe in the words of another tool",
@@ -35,7 +36,7 @@ COMMANDS = {
 }
 """Subcommand, which is also the name of its file -> what it is for."""
 
-TAKE_SCRIPTS = ("estimate", "plan")
+TAKE_SCRIPTS = ("estimate", "plan", "check")
 """Commands that take a training script in place of a model; the words behind it are its own."""
 _SIGPIPE_EXIT = 141
 """What a shell reports for a program whose reader went away."""

@@ -5,9 +5,12 @@ Examples:
   snugfit export runs/vit_l_16-photos --to deepspeed
   snugfit export plan.json --to deepspeed --gpus 4 --offload nvme --nvme-path /local_nvme
   snugfit export recipe.yaml --to deepspeed --model hf:llama/config.json --seq-len 2048 --device rtx-4090 --gpus 8
+  snugfit export recipe.yaml --to hf --batch-size 64 --lr 2e-5 -o training_args.json
+  snugfit export runs/llama-chats --to axolotl --device rtx-4090 -o axolotl.yaml
 
 RECIPE is what `snugfit plan -o` wrote, what `snugfit plan --json` printed, or the directory of a run, whose training
-settings then hold too. With --model (a run has its own) it is computed where the weights and their state should be.
+settings then hold too. With --model (a run has its own) and --device it is simulated what the tool's own ways cost, or, for
+DeepSpeed, where the weights and their state should be.
 """
 
 from __future__ import annotations
@@ -23,12 +26,16 @@ from snugfit.units import parse_bytes
 from snugfit.workload import DEFAULT_BATCH_SIZE
 
 if TYPE_CHECKING:
-    from snugfit.interop.deepspeed_config import Export
+    from snugfit.interop.export_costs import Costs
+    from snugfit.interop.exported import Export
     from snugfit.interop.stored_recipes import StoredRun
     from snugfit.interop.where_state_goes import Places
     from snugfit.simulator.request import NamedModel
 
-TARGETS = ("deepspeed",)
+TABLES = ("hf", "accelerate", "fabric", "torchtitan", "axolotl", "llamafactory")
+TARGETS = ("deepspeed", *TABLES)
+ENDINGS = {"deepspeed": (".json",), "hf": (".json",), "fabric": (".json",), "torchtitan": ()}
+"""Target -> endings that its file may have; those that are not here take YAML."""
 OFFLOADS = ("cpu", "nvme")
 STAGES = ("0", "1", "2", "3")
 
@@ -37,7 +44,7 @@ class ExportOptions:
     """What is written."""
 
     to: groups.Name
-    """the tool: deepspeed"""
+    """the tool: deepspeed, hf (transformers), accelerate, fabric, torchtitan, axolotl or llamafactory"""
     by_hand: Annotated[str, "SETTINGS"]
     """what your script hands over itself, so that the file leaves it out: lr_schedule, optimizer, or both with a comma"""
 
@@ -54,7 +61,7 @@ class DeepSpeedOptions:
 
 
 class WhereOptions:
-    """Options for the question where weights and state should be."""
+    """Options for what is simulated: what the tool's own ways cost, and where DeepSpeed should hold weights and state."""
 
     model: Annotated[str, "MODEL"]
     """as for `snugfit estimate`. Default: the run's."""
@@ -88,9 +95,11 @@ def run(args: argparse.Namespace) -> int:
     from snugfit.interop.stored_recipes import stored_run
 
     _check(args)
-    output.check_files(args, output=(".json",))
+    output.check_files(args, output=ENDINGS.get(args.to, (".yaml", ".yml")))
     given = options.given_fields(args, options.workload_fields(), "workload_")
     stored = stored_run(args.recipe, given, batch_size=DEFAULT_BATCH_SIZE)
+    if args.to in TABLES:
+        return _by_table(args, stored)
     wanted = _wanted(args)
     deepspeed_export(stored.run, wanted)  # what is refused, before anything is simulated
     named, places = _named(args, stored), None
@@ -98,9 +107,31 @@ def run(args: argparse.Namespace) -> int:
         places = _places(args, stored, named)
         wanted = dataclasses.replace(wanted, largest_tensor=places.largest_tensor)
     export = deepspeed_export(stored.run, wanted)
-    output.write_file(args.output, lambda path: path.write_text(export.text(), encoding="utf-8"))
-    _show(args, export, places)
+    _show(args, export, _costs(args, stored, named, export), places)
     return 0
+
+
+def _by_table(args: argparse.Namespace, stored: StoredRun) -> int:
+    """Exports to a tool that has a table."""
+    from snugfit.interop.export_tables import export_to
+
+    request = stored.request
+    spec = args.model or (None if request is None else request.model)
+    model = spec.partition(":")[2] if isinstance(spec, str) and spec.startswith("hf:") else None
+    seq_len = args.seq_len or (None if request is None else request.seq_len)
+    export = export_to(args.to, stored.run, model=model, seq_len=seq_len)
+    named = None if args.device is None else _named(args, stored)
+    _show(args, export, _costs(args, stored, named, export))
+    return 0
+
+
+def _costs(args: argparse.Namespace, stored: StoredRun, named: NamedModel | None, export: Export) -> Costs | None:
+    """What it costs that the tool does some fields in its own way; None where it does not, or no model is known."""
+    if named is None or export.follows == stored.run.recipe:
+        return None
+    from snugfit.interop.export_costs import costs_of
+
+    return costs_of(named, stored.run, export, args.device)
 
 
 def _check(args: argparse.Namespace) -> None:
@@ -109,10 +140,16 @@ def _check(args: argparse.Namespace) -> None:
         raise InputError(f"--to must be given: the tool that the recipe is for, {' or '.join(TARGETS)}.")
     if args.to not in TARGETS:
         raise InputError(f"--to is {args.to!r}; {did_you_mean(args.to, TARGETS)}")
+    of_deepspeed = [name for name in _OF_DEEPSPEED if args.to in TABLES and getattr(args, name) is not None]
+    if of_deepspeed:
+        raise InputError(f"--{of_deepspeed[0].replace('_', '-')} is for --to deepspeed, and this is for {args.to}.")
     for name, allowed in (("offload", OFFLOADS), ("stage", STAGES)):
         value = getattr(args, name)
         if value is not None and value not in allowed:
             raise InputError(f"--{name} is {value!r}; give {', '.join(allowed[:-1])} or {allowed[-1]}.")
+
+
+_OF_DEEPSPEED = ("stage", "offload", "nvme_path", "by_hand", "host_budget", "nvme_speed")
 
 
 def _wanted(args: argparse.Namespace) -> Any:
@@ -132,7 +169,7 @@ def _wanted(args: argparse.Namespace) -> Any:
 
 
 def _named(args: argparse.Namespace, stored: StoredRun) -> NamedModel | None:
-    """The model that the question of places is about; None where it is not asked."""
+    """The model that is simulated; None where nothing is asked of it."""
     shape = [name for name in ("model_arg", "task", "image_size", "frames", "seq_len") if getattr(args, name)]
     asked = [name for name in ("host_budget", "nvme_speed") if getattr(args, name)]
     if args.device is None:
@@ -150,7 +187,7 @@ def _named(args: argparse.Namespace, stored: StoredRun) -> NamedModel | None:
     if args.model is not None:
         request = None
     elif request is None or not is_named(request.model):
-        raise InputError("--device is for where weights and state of a model should be: give --model too.")
+        raise InputError("--device is for what a model takes on that card: give --model too.")
     if request is not None:
         return NamedModel(
             spec=request.model,
@@ -180,16 +217,18 @@ def _places(args: argparse.Namespace, stored: StoredRun, named: NamedModel) -> P
     )
 
 
-def _show(args: argparse.Namespace, export: Export, places: Places | None) -> None:
-    """Prints the file where it is not written elsewhere, and what it cannot say."""
+def _show(args: argparse.Namespace, export: Export, costs: Costs | None, places: Places | None = None) -> None:
+    """Writes the file, or prints it where it is not written elsewhere, and says what it cannot say."""
+    output.write_file(args.output, lambda path: path.write_text(export.text(), encoding="utf-8"))
     if args.json:
-        where = None if places is None else places.to_mapping()
-        output.print_json({**export.to_mapping(), "places": where})
+        simulated = {"costs": costs} if args.to in TABLES else {"costs": costs, "places": places}
+        plain = {name: None if one is None else one.to_mapping() for name, one in simulated.items()}
+        output.print_json({**export.to_mapping(), **plain})
         return
     said = [f"- {note}" for note in export.notes]
     if said:
         said.insert(0, f"What {export.target}'s file does not say:")
-    text = "\n".join([*said, *([] if places is None else ["", str(places)])])
+    text = "\n".join([*said, *(f"\n{one}" for one in (costs, places) if one is not None)])
     if args.output is None:
         print(export.text(), end="")
         print(text, file=sys.stderr)

@@ -40,7 +40,7 @@ def add_options(group: Any, options: type, *names: str, judged: bool = True) -> 
     `names`: some of its fields; none: all.
     `judged`: whether values are judged as they are read, one mistake at a time.
     """
-    docs = field_docs(options)
+    docs = {name: text.replace("%", "%%") for name, text in field_docs(options).items()}
     for name, hint in typing.get_type_hints(options, include_extras=True).items():
         if names and name not in names:
             continue
@@ -89,11 +89,23 @@ def add_fields(group: argparse._ArgumentGroup, infos: Iterable[FieldInfo], prefi
         _add_option(group, info, prefix + info.name, default)
 
 
-def add_shape_options(parser: argparse.ArgumentParser, *, optional: bool = False) -> None:
-    """Adds MODEL, which may be optional, and what describes a batch without data, for commands that train nothing."""
+def add_shape_options(parser: argparse.ArgumentParser, *, optional: bool = False, or_file: bool = False) -> None:
+    """Adds MODEL and what describes a batch without data, for commands that train nothing.
+
+    `optional`: whether MODEL may be left out; `or_file`: whether another tool's configuration may say it.
+    """
     add = parser.add_argument
     models = "torchvision:NAME, timm:NAME, hf:DIR_OR_CONFIG_JSON, hf:KIND or path/file.py:function"
-    add("model", metavar="MODEL", help=models, nargs="?" if optional else None)
+    add("model", metavar="MODEL", help=models, nargs="?" if optional or or_file else None)
+    if or_file:
+        add(
+            "--from",
+            dest="from_file",
+            metavar="FILE",
+            type=output.some_path,
+            help="configuration of axolotl, LLaMA-Factory, DeepSpeed or transformers (TrainingArguments): model, lengths, "
+            "batch, recipe. MODEL and options go before what it says.",
+        )
     add_options(parser, groups.ShapeOptions)
     infos = field_infos(Assumptions)
     add(
@@ -143,10 +155,9 @@ def check_script(args: argparse.Namespace, given: Iterable[str], *names: str) ->
     wrong = [*given, *(name for name in (*shapes, *names) if getattr(args, name))]
     if wrong:
         option = "--" + wrong[0].removesuffix("_file").replace("_", "-")
-        command = "estimate" if "timeline" in args else "plan"
         raise InputError(
             f"{option} is for a model by name, and {args.model} is a script, which says that itself. Put the script's own "
-            f"arguments behind its name: snugfit {command} [--device CARD] {args.model} ..."
+            f"arguments behind its name: {args.model} ..."
         )
 
 

@@ -368,18 +368,19 @@ class Recorder(RankOperators, DirectMode):
             self._library_workspace(phase)
         if plan.order and len(plan.order) == len(fresh):
             fresh = [fresh[number] for number in plan.order]
+        line = fake_failure.place_outside() if fresh and self._state is _FORWARD else ""
         seen = 0
         # In the order of the device: `results` new tensors are there when a workspace is taken.
         for size, results, by_generation in plan.workspaces:
             for tensor in fresh[seen:results]:
-                self._ledger.see(tensor, operator=name, module=module, phase=phase, stream=stream)
+                self._ledger.see(tensor, operator=name, module=module, phase=phase, stream=stream, line=line)
             seen = max(seen, results)
             self._builder.workspace(
                 size, operator=name, module=module, phase=phase, stream=stream, by_generation=by_generation
             )
             self._ledger.peak_bytes = max(self._ledger.peak_bytes, self._ledger.allocated_bytes + size)
         for tensor in fresh[seen:]:
-            self._ledger.see(tensor, operator=name, module=module, phase=phase, stream=stream)
+            self._ledger.see(tensor, operator=name, module=module, phase=phase, stream=stream, line=line)
         if not cost.kernels:
             return
         in_fp32 = cost.flops and self._cuda and cost.dtype == "float32"

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from snugfit.errors import RecipeError
 from snugfit.fields import as_data, as_typed, field_infos
 from snugfit.interop.deepspeed_schedule import schedule_of, schedule_problem
+from snugfit.interop.exported import Export
 from snugfit.recipe import Recipe
 from snugfit.run import Run
 from snugfit.techniques.shard import numbered
@@ -53,26 +53,6 @@ class Wanted:
     """Some of `BY_HAND`."""
     largest_tensor: int | None = None
     """Elements of the model's largest weight; None: unknown."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Export:
-    """A recipe in the words of another tool."""
-
-    target: str
-    """The tool."""
-    config: Mapping[str, Any]
-    """Its file, as plain data."""
-    notes: tuple[str, ...]
-    """What of the recipe the file does not say, and what the script that uses it has to do."""
-
-    def text(self) -> str:
-        """Returns the file's text."""
-        return json.dumps(self.config, indent=2, allow_nan=False) + "\n"
-
-    def to_mapping(self) -> dict[str, Any]:
-        """Returns plain data."""
-        return {"target": self.target, "config": dict(self.config), "notes": list(self.notes)}
 
 
 def deepspeed_export(run: Run, wanted: Wanted | None = None) -> Export:
@@ -121,7 +101,7 @@ class _Writer:
         self.notes += _left_out(self.recipe, self.workload)
         changed = as_data(self.recipe.to_mapping(defaults=False))
         config["_snugfit"] = {"recipe": changed, "gpus": self.workload.ranks, "notes": self.notes}
-        return Export(target=TARGET, config=config, notes=tuple(self.notes))
+        return Export(target=TARGET, config=config, notes=tuple(self.notes), follows=_followed(self.recipe))
 
     def batch(self) -> dict[str, int]:
         """The batch in equal pieces, as DeepSpeed wants them: the largest that are no larger than the recipe's."""
@@ -371,6 +351,12 @@ def _refused(run: Run, wanted: Wanted) -> Iterator[str]:
         info = field_infos(Recipe).get(name)
         if info is not None and value != info.default:
             yield sentence.format(value=as_typed(value))
+
+
+def _followed(recipe: Recipe) -> Recipe:
+    """The recipe without what DeepSpeed has nothing for."""
+    memory = read_table("interop/deepspeed.yaml")["memory"]
+    return recipe.replace(**{name: field_infos(Recipe)[name].default for name in memory})
 
 
 def _left_out(recipe: Recipe, workload: Workload) -> list[str]:

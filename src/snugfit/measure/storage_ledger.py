@@ -67,7 +67,7 @@ class StorageLedger:
         ref = self._alive.get(tensor.untyped_storage()._cdata)
         return None if ref is None else ref.index
 
-    def see(self, tensor: torch.Tensor, *, operator: str, module: str, phase: str, stream: int) -> None:
+    def see(self, tensor: torch.Tensor, *, operator: str, module: str, phase: str, stream: int, line: str = "") -> None:
         """Takes down the birth of a tensor's storage, unless it is known.
 
         Args:
@@ -76,6 +76,7 @@ class StorageLedger:
             module: Dotted path of the module that runs.
             phase: The phase.
             stream: The current stream.
+            line: `file:line` of the code that made it; empty: nobody's.
         """
         storage = tensor.untyped_storage()
         key = storage._cdata
@@ -92,6 +93,7 @@ class StorageLedger:
             operator=operator,
             phase=phase,
             stream=stream,
+            line=line,
         )
         ref = _StorageRef(storage, self._gone)
         ref.key, ref.index, ref.size, ref.on_device = key, number, size, on_device

@@ -10,9 +10,10 @@ and only the worker process calls it: from then on torch takes our Python backen
 
 from __future__ import annotations
 
+import functools
 import inspect
+import os
 import sys
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
@@ -421,15 +422,20 @@ def rounds_to_tf32(operator: str, is_product: bool) -> bool:
 
 def source_line(skip: tuple[str, ...]) -> str:
     """Returns `file:line` of the innermost frame that is neither torch's nor in the given folders, or nothing."""
-    torch_folder = str(torch.__path__[0])
-    frame = sys._getframe(1)
-    for summary in traceback.walk_stack(frame):
-        filename = summary[0].f_code.co_filename
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        filename = frame.f_code.co_filename
         if filename == "<frozen runpy>":  # what lies outside of `python -m` started the process, and is nobody's code
             return ""
-        if not filename.startswith((torch_folder, *skip)) and not filename.startswith("<"):
-            return f"{filename}:{summary[1]}"
+        if _is_a_persons(filename, skip):
+            return f"{filename}:{frame.f_lineno}"
+        frame = frame.f_back
     return ""
+
+
+@functools.cache
+def _is_a_persons(filename: str, skip: tuple[str, ...]) -> bool:
+    return not filename.startswith((f"{torch.__path__[0]}{os.sep}", *skip, "<"))
 
 
 @contextmanager

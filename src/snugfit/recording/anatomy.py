@@ -14,6 +14,7 @@ from collections.abc import Collection
 from snugfit.recording.allocator import AllocatorConfig
 from snugfit.recording.experts import inside
 from snugfit.recording.replay import Player, Replay, replay
+from snugfit.recording.sources import Source, short_line, sources_of
 from snugfit.recording.trace import CATEGORIES, Mark, Storage, Trace, Workspace
 
 OUTSIDE = "(outside the model)"
@@ -36,6 +37,8 @@ class LiveTensor:
     """The operator that made it."""
     phase: str
     """The phase in which it was made."""
+    line: str = ""
+    """`file:line` of a person's code that made it in a forward pass; empty where snugfit's own did, or autograd."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,6 +69,8 @@ class Anatomy:
     """How much of the peak is rounding up."""
     experts_bytes: dict[str, int]
     """What of each category belongs to experts of a mixture; empty for a model without."""
+    sources: tuple[Source, ...]
+    """Where everything comes from."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -134,7 +139,7 @@ def anatomy(
     def live(row: Storage | Workspace, category: str, block: int) -> LiveTensor:
         return LiveTensor(
             size_bytes=player.allocator.block_bytes(block), nbytes=row.nbytes, category=category,
-            module=row.module, operator=row.operator, phase=row.phase,
+            module=row.module, operator=row.operator, phase=row.phase, line=getattr(row, "line", ""),
         )  # fmt: skip
 
     held = ((trace.storages[storage], block) for storage, block in sorted(player.held.items()))
@@ -155,13 +160,17 @@ def anatomy(
     return Anatomy(
         peak_allocated_bytes=played.peak_allocated_bytes,
         bytes_by_category=by_category,
-        largest=tuple(sorted(tensors, key=lambda tensor: -tensor.size_bytes)[:largest]),
+        largest=tuple(
+            dataclasses.replace(tensor, line=short_line(tensor.line))
+            for tensor in sorted(tensors, key=lambda tensor: -tensor.size_bytes)[:largest]
+        ),
         blocks=tuple(
             BlockShare(name=name, size_bytes=sum(share.values()), bytes_by_category=share)
             for name, share in sorted(by_block.items(), key=lambda item: _natural(item[0]))
         ),
         rounding_bytes=played.peak_allocated_bytes - player.allocator.requested_bytes,
         experts_bytes=of_experts,
+        sources=sources_of(trace, tensors, names),
     )
 
 

@@ -45,6 +45,8 @@ class Storage(NamedTuple):
     """The phase in which it was made, such as `forward`."""
     stream: int
     """The stream that was current; 0 is the default stream. Every stream has its own pools."""
+    line: str = ""
+    """`file:line` of a person's code that made it in a forward pass; empty where snugfit's own did, or autograd."""
 
 
 class Workspace(NamedTuple):
@@ -302,6 +304,7 @@ class TraceBuilder:
         operator: str = "",
         phase: str = "",
         stream: int = 0,
+        line: str = "",
     ) -> int:
         """A storage is born; returns its id. Its category may be changed later (`set_category`).
 
@@ -309,7 +312,7 @@ class TraceBuilder:
         `place`: where it lives.
         """
         storage = len(self._storages)
-        self._storages.append([nbytes, place, category, module, operator, phase, stream])
+        self._storages.append([nbytes, place, category, module, operator, phase, stream, line])
         self._alive.append(True)
         self._event(ALLOC, storage)
         return storage

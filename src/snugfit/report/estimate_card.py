@@ -160,18 +160,19 @@ def _devices(estimate: Estimate) -> list[str]:
         return _by_gpus(estimate)
     rows = [("card", "", "room", "a step")]
     for device in estimate.devices:
-        if device.headroom_bytes is None:
-            room = "no limit of its own"
-        elif device.fits:
-            room = f"{format_bytes(device.headroom_bytes)} left"
-        else:
-            room = f"{format_bytes(-device.headroom_bytes)} short"
         seconds = "-" if device.step_seconds is None else format_seconds(device.step_seconds)
-        rows.append((device.name, "fits" if device.fits else "does not fit", room, seconds))
+        rows.append((device.name, "fits" if device.fits else "does not fit", room_in_words(device), seconds))
     lines = ["Cards", *table(rows, right=(2, 3))]
     if len(estimate.devices) > 1:
         lines.append("  Kernels differ between generations of cards, so each generation was simulated.")
     return lines
+
+
+def room_in_words(device: DeviceFit) -> str:
+    """Returns how much of a card is left or missing."""
+    if device.headroom_bytes is None:
+        return "no limit of its own"
+    return f"{format_bytes(abs(device.headroom_bytes))} {'left' if device.fits else 'short'}"
 
 
 def _by_gpus(estimate: Estimate) -> list[str]:
@@ -194,10 +195,7 @@ def _cell(found: Sequence[DeviceFit]) -> str:
     if not found:
         return "not possible"
     (device,) = found
-    if device.headroom_bytes is None:
-        room = "no limit"
-    else:
-        room = f"{format_bytes(abs(device.headroom_bytes))} {'left' if device.fits else 'short'}"
+    room = room_in_words(device)
     return room if device.step_seconds is None else f"{room}, {format_seconds(device.step_seconds)}"
 
 

@@ -40,16 +40,19 @@ def anatomy_table(by_category: Mapping[str, int], of_experts: Mapping[str, int])
 
 def largest_table(tensors: Sequence[LiveTensor]) -> list[str]:
     """Returns the table of the largest tensors; nothing where there are none."""
-    rows = [
+    rows: list[tuple[str, ...]] = [
         (
             format_bytes(tensor.size_bytes),
             tensor.category.replace("_", " "),
             short_operator(tensor.operator),
             tensor.module or "-",
+            tensor.line or "-",
         )
         for tensor in tensors
     ]
-    titles = ("size", "category", "operator", "module")
+    titles: tuple[str, ...] = ("size", "category", "operator", "module", "line")
+    if not any(tensor.line for tensor in tensors):  # of a real run that was watched, nobody knows
+        titles, rows = titles[:-1], [row[:-1] for row in rows]
     return ["Largest tensors alive at the peak", *table([titles, *rows], right=(0,))] if rows else []
 
 

@@ -31,7 +31,7 @@ from snugfit.workload import Workload, algorithm_and_storage
 if TYPE_CHECKING:
     from snugfit.workers.pool import Pool
 
-DeviceArgument = str | Device | None
+DeviceArgument = str | Device | tuple[Device, ...] | None
 MOST_RANKS = 64
 """Processes of which those that need less than the fullest are simulated, too."""
 MOST_STEPS = 1000
@@ -71,7 +71,8 @@ def estimate(
             parameters, or a function from parameters to one; with `step` also None, or a list, tuple or dict of such, which
             the step gets.
         recipe: How the step is held in memory; None: plainly. With `step`: what `snugfit.apply` puts on the model.
-        device: A card's name (`snugfit devices`), `cpu`, `local`, or None (or `all`): every card of the table.
+        device: A card's name (`snugfit devices`) or several with commas, `cpu`, `local`, or None (or `all`): every card of
+            the table.
         step: Function of (model, optimizer, batch), simulated as it is written, "cuda" in it included.
         steps: How often `step` is called. The peak is that of all calls; time and operations are the mean of those after
             the first. Where calls differ, give twice the number after which they repeat themselves, and one: a GAN that
@@ -152,14 +153,19 @@ def estimate_named(
 
 
 def cards_of(device: DeviceArgument) -> tuple[Device, ...]:
-    """Returns the devices that an argument names; None or `all` for every card."""
+    """Returns the devices that an argument names, each once; None or `all` for every card."""
     if isinstance(device, Device):
         return (device,)
     if device is None or device == "all":
         return tuple(row for row in DEVICES if row.memory_bytes is not None)
+    if isinstance(device, tuple):
+        return device
     if not isinstance(device, str):
         raise InputError(f"device is a {type(device).__name__}; give a name, such as rtx-4090, cpu or all.")
-    return (device_named(device),)
+    cards = {card.name: card for card in map(device_named, device.split(","))}
+    if len(cards) > 1 and "cpu" in cards:
+        raise InputError(f"device {device!r}: cpu counts other bytes than cards do, so it is asked for alone.")
+    return tuple(cards.values())
 
 
 def check_step(step: object, recipe: Recipe | None, steps: object, *others: object) -> None:

@@ -24,6 +24,7 @@ from snugfit.recording.host_memory import machine_host_bytes, other_host_bytes
 from snugfit.recording.host_waits import HostWaits, host_waits
 from snugfit.recording.recording import Recording
 from snugfit.recording.replay import Replay, Replays
+from snugfit.recording.sources import Source
 from snugfit.recording.tensor_bytes import TensorBytes
 from snugfit.recording.trace import Trace
 from snugfit.recording.uneven_sizes import UnevenSize, uneven_sizes
@@ -154,6 +155,8 @@ class Estimate:
     """Every card that was asked for."""
     largest: tuple[LiveTensor, ...]
     """The largest tensors alive at the peak."""
+    sources: tuple[Source, ...]
+    """Where memory comes from, what is alive at the peak first: module, line and category, equal blocks in one row."""
     blocks: tuple[BlockProfile, ...]
     """The blocks of the model."""
     answered: tuple[str, ...]
@@ -320,6 +323,7 @@ def assemble(
         ranks=tuple(_rank_needs(headline, played, others, config)),
         devices=tuple(_fit(card, replays[id(recorded)], timings[id(card)]) for card, recorded in rows),
         largest=inside.largest,
+        sources=inside.sources,
         blocks=block_profiles(trace, inside, headline.weight_bytes, only, headline.block_names),
         answered=headline.answered,
         steps=headline.steps,

@@ -176,6 +176,8 @@ FILES: dict[str, str | bytes] = {
     "cut_plan.json": '{"budgets": {"version"',
     "newer_plan.json": '{"budgets": {"version": 99}}',
     "empty_plan.json": '{"budgets": {"version": 1}}',
+    "dpo.yaml": "base_model: org/model\nrl: dpo\n",
+    "zero.json": '{"zero_optimization": {"stage": 3}}',
 }  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import yaml
 
 from snugfit.cli import main
 from snugfit.interop.deepspeed_config import deepspeed_export
@@ -72,7 +73,7 @@ def test_into_a_file_with_what_it_does_not_say_on_stdout(here, capsys):
 def test_one_document(here, capsys):
     assert main(["export", "run", "--to", "deepspeed", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
-    assert document == {**EXPECTED.to_mapping(), "places": None}
+    assert document == {**EXPECTED.to_mapping(), "costs": None, "places": None}
 
 
 def test_where_state_should_be_is_computed_for_the_runs_model(here, capsys):
@@ -86,3 +87,57 @@ def test_where_state_should_be_is_computed_for_the_runs_model(here, capsys):
     # Four bytes each of weight, gradient and two moments; every tensor is rounded up to 512 bytes, and there are 8.
     parameters = 192 * 8 + 8 + 2 * (8 * 8 + 8) + 8 * 10 + 10
     assert parameters * 16 <= places["state_bytes"] < parameters * 16 + 4 * 8 * 512
+
+
+def test_to_a_tool_with_a_table(here, capsys):
+    assert main(["export", "run", "--to", "axolotl", "--model", "hf:org/model", "--seq-len", "64", "-o", "a.yaml"]) == 0
+    assert "- datasets: what you train on." in capsys.readouterr().out
+    written = yaml.safe_load((here / "a.yaml").read_text())
+    assert (written["base_model"], written["sequence_len"], written["micro_batch_size"]) == ("org/model", 64, 4)
+    assert main(["export", "run", "--to", "torchtitan"]) == 0
+    assert "--training.local_batch_size=4\n" in capsys.readouterr().out
+
+
+def test_what_the_tool_has_no_word_for_is_priced(here, capsys):
+    (here / "model.py").write_text(MODEL)
+    Recipe(checkpoint="every:2", step_in_backward=True).to_yaml(here / "other.yaml")
+    words = [
+        "export",
+        "other.yaml",
+        "--to",
+        "hf",
+        "--batch-size",
+        "65536",
+        "--model",
+        "model.py:build",
+        "--image-size",
+        "8",
+    ]
+    assert main([*words, "--device", "rtx-3090", "--json"]) == 0
+    costs = json.loads(capsys.readouterr().out)["costs"]
+    rows = {row["field"]: row for row in costs["fields"]}
+    assert rows.keys() == {"checkpoint", "step_in_backward"} and rows["checkpoint"]["done"] == "all"
+    assert costs["fits"] and costs["export_bytes"] - costs["recipe_bytes"] != 0
+    assert main([*words, "--device", "rtx-3090"]) == 0
+    assert "- step_in_backward=False in place of True:" in capsys.readouterr().err
+
+
+def test_estimate_reads_what_export_writes(here, capsys):
+    """The recipe of the file, with all fields accounted for, and options before it."""
+    config = {
+        "model_type": "llama", "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "vocab_size": 64,
+        "num_attention_heads": 2, "num_key_value_heads": 2,
+    }  # fmt: skip
+    (here / "config.json").write_text(json.dumps(config))
+    Recipe(precision="bf16-mixed", checkpoint="all", microbatch_size=4).to_yaml(here / "other.yaml")
+    words = ["export", "other.yaml", "--batch-size", "8", "--model", "hf:config.json", "--seq-len", "32"]
+    assert main([*words, "--to", "llamafactory", "-o", "lf.yaml"]) == 0
+    capsys.readouterr()
+    assert main(["estimate", "--from", "lf.yaml", "--device", "rtx-3090", "--json"]) == 0
+    shown = capsys.readouterr()
+    document = json.loads(shown.out)
+    assert (document["batch_shape"], document["recipe"]["checkpoint"]) == ("8 x 32", "all")
+    assert document["imported"]["not_understood"] == {} and document["imported"]["tool"] == "LLaMA-Factory"
+    assert "snugfit: lf.yaml: changes no memory" in shown.err
+    assert main(["check", "lf.yaml", "--fits", "rtx-3090", "--checkpoint", "none", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["estimate"]["recipe"]["checkpoint"] == "none"

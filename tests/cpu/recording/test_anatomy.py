@@ -34,6 +34,7 @@ def test_everything_adds_up_to_the_peak(seed):
     assert parts.peak_allocated_bytes == peak == sum(parts.bytes_by_category.values())
     assert sum(block.size_bytes for block in parts.blocks) == peak
     assert sum(tensor.size_bytes for tensor in parts.largest) == peak
+    assert sum(source.size_bytes for source in parts.sources) == peak
     assert sum(tensor.size_bytes - tensor.nbytes for tensor in parts.largest) == parts.rounding_bytes
     sizes = [tensor.size_bytes for tensor in parts.largest]
     assert sizes == sorted(sizes, reverse=True)
@@ -67,6 +68,23 @@ def test_blocks_come_by_name_with_numbers_as_numbers():
         ("h.9", MIB, {"activations": MIB}),
         ("h.10", 2 * MIB, {"activations": 2 * MIB}),
         ("head", MIB, {"activations": MIB}),
+    ]
+
+
+def test_sources_put_equal_blocks_together_and_say_the_text_of_a_line(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "net.py").write_text("import torch\nx = x + y  # here\n")
+    build = TraceBuilder()
+    for module in ("h.0.mlp.1", "h.1.mlp.1", "h.1.mlp.2"):
+        build.alloc(MIB, module=module, category="activations", line=f"{tmp_path}/net.py:2")
+    build.alloc(MIB, module="h.1.mlp.1", category="weights")
+    build.alloc(4 * MIB, category="activations", line="/usr/lib/site-packages/timm/models/vit.py:7")
+    found = anatomy(build.build(), blocks=("h.0", "h.1")).sources
+    assert [(row.module, row.line, row.code, row.category, row.tensors) for row in found] == [  # all are at the peak
+        ("", "timm/models/vit.py:7", "", "activations", 1),
+        ("h.*.mlp.1", "net.py:2", "x = x + y  # here", "activations", 2),
+        ("h.*.mlp.2", "net.py:2", "x = x + y  # here", "activations", 1),
+        ("h.*.mlp.1", "", "", "weights", 1),
     ]
 
 
@@ -109,3 +127,15 @@ def test_a_full_timeline_ends_with_what_still_lives():
     line = timeline(build.build())
     assert line.bytes_by_category["weights"] == (12 * MIB, 12 * MIB, 0)
     assert line.bytes_by_category["gradients"] == (0, 14 * MIB, 14 * MIB)
+
+
+def test_sources_know_what_a_place_has_at_most_beside_the_peak():
+    build = TraceBuilder()
+    early = [build.alloc(3 * MIB, module="a", line="net.py:1") for _ in range(2)]
+    for storage in early:
+        build.free(storage)
+    build.free(build.alloc(1000, module="b"))
+    build.resize(build.alloc(MIB, module="d"), 2 * MIB)
+    build.alloc(30 * MIB, module="c", category="weights")
+    found = {row.module: (row.tensors, row.size_bytes > 0, row.most_bytes) for row in anatomy(build.build()).sources}
+    assert found == {"c": (1, True, 30 * MIB), "d": (1, True, 2 * MIB), "a": (0, False, 6 * MIB)}
