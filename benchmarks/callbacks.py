@@ -2,8 +2,9 @@
 
 Each round trains the same model on the same batches twice, once with `MemoryCallback`, in changing order, so that a change
 of the machine's speed meets both. The time is that from the first step to the last, by the clock and as the processor's own
-(which other programs on the machine disturb less); what the prediction takes before the first step is told apart. The peak of tensors that was measured stands beside the predicted one. The last line printed is the JSON
-document that is also written to `benchmarks/results/callbacks.json`.
+(which other programs disturb less); what the prediction takes before the first step is told apart.
+The peak of tensors that was measured stands beside the predicted one. The last line printed is the JSON document that
+is also written to `benchmarks/results/callbacks.json`.
 
     python -m benchmarks.callbacks [--rounds 6] [--steps 100]
 """

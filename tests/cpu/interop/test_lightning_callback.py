@@ -6,7 +6,9 @@ from torch import nn
 
 from snugfit.errors import SnugfitWarning
 
-lightning = pytest.importorskip("lightning", reason="lightning is not installed (pip install lightning)")
+pytest.importorskip("lightning", reason="lightning is not installed (pip install lightning)")
+
+import lightning
 
 from snugfit.interop.lightning import MemoryCallback
 

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import warnings
+from pathlib import Path
 from types import SimpleNamespace
 
 import memory_loops
@@ -42,7 +43,7 @@ def test_a_leak_is_named_by_module_line_and_holder():
     assert row.module == "0" and row.operator == "aten.addmm.default"
     path, _, number = row.line.rpartition(":")
     assert path == memory_loops.__file__
-    assert "kept.append(model[0](rows))" in open(path).read().splitlines()[int(number) - 1]  # noqa: SIM115
+    assert "kept.append(model[0](rows))" in Path(path).read_text().splitlines()[int(number) - 1]
     assert report.leak.holder.endswith("(kept)")
     assert "memory_loops.py" in str(caught[0].message)
 

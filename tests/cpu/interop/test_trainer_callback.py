@@ -113,7 +113,7 @@ def test_trl_s_trainers_take_what_is_predicted(kind, tmp_path):
 
 
 def test_estimate_for_names_what_it_cannot_take(tmp_path):
-    with pytest.raises(InputError, match="trainer is a int; give a transformers.Trainer"):
+    with pytest.raises(InputError, match=r"trainer is a int; give a transformers\.Trainer"):
         snugfit.estimate_for(3)
     trainer = small_trainers.trainer(tmp_path)
     trainer.train_dataset = None
