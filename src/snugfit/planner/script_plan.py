@@ -148,7 +148,8 @@ def plan_script(
     with Planner(subject, place, wanted, pool=pool, before=before) as planner:
         found = planner.at(budget_bytes)
     reasons = {**found.reasons, **dict(_reasons(lines, style, fused=fused, asked=constraints))}
-    found = dataclasses.replace(found, reasons=reasons, fallbacks=(), rivals=())
+    budgets = dataclasses.replace(found.budgets, may_change=False)
+    found = dataclasses.replace(found, reasons=reasons, fallbacks=(), rivals=(), budgets=budgets)
     return _with_lines(found, script, arguments, lines, as_it_is)
 
 
@@ -172,7 +173,7 @@ def _record(
 
 
 def _subject(script: str, record: Any) -> Subject:
-    return Subject(record=record, title=script, workload=Workload(), built=True)
+    return Subject(record=record, title=script, workload=Workload(), built=True, by_recipe=False)
 
 
 def _lines(script: str, as_it_is: Probe, style: str) -> Lines:
