@@ -62,7 +62,7 @@ def test_json_is_alone_on_stdout_and_files_are_written(folder):
     assert found["steps"] == 2 and found["device"] == "cpu" and found["peak_reserved_bytes"] is None
     assert sum(found["anatomy_bytes"].values()) == found["peak_allocated_bytes"] == found["allocator_peak_bytes"]
     assert found["anatomy_bytes"]["weights"] == found["anatomy_bytes"]["gradients"] == WEIGHTS
-    assert {"size_bytes", "category", "module", "operator", "phase"} == set(found["largest_tensors"][0])
+    assert {"size_bytes", "category", "module", "operator", "phase", "line"} == set(found["largest_tensors"][0])
     page = (folder / "t.html").read_text()
     assert "Measured over 2 steps" in page and "Predicted" not in page and "@" + "DATA@" not in page
     snapshot = pickle.loads((folder / "s.pickle").read_bytes())
