@@ -2,6 +2,7 @@
 
 import collections
 import copy
+import functools
 import pickle
 
 import pytest
@@ -364,3 +365,38 @@ def test_blocks_that_change_their_list_are_computed_again_from_what_it_held(choi
     assert trainer.step(batch).item() == reference_loss.item()
     for new, old in zip(model.parameters(), reference.parameters(), strict=True):
         torch.testing.assert_close(new.detach(), old.detach() - old.grad, rtol=1e-12, atol=1e-12)
+
+
+class EachBlockTwice(nn.Module):
+    """Two blocks, each gone through twice, as in ALBERT: autocast would cast their weights in the first pass only."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(2))
+
+    def forward(self, x):
+        for block in (*self.blocks, *self.blocks):
+            x = block(x)
+        return x
+
+
+@pytest.mark.parametrize("build", [functools.partial(make_model, "vit", torch.float32), EachBlockTwice])
+def test_selective_checkpoints_under_autocast_from_the_first_step_on(build):
+    """The trial before the first pass leaves nothing cast behind, which would be cast again in backward."""
+    outcomes = []
+    for checkpoint in ("none", "selective"):
+        torch.manual_seed(0)
+        model = build()
+        trainer = snugfit.prepare(
+            model,
+            Recipe(precision="bf16-mixed", checkpoint=checkpoint),
+            loss=lambda output, batch: output.square().mean(),
+        )
+        torch.manual_seed(1)
+        batch = make_batches("vit", 4, 1, torch.float32)[0] if build is not EachBlockTwice else torch.randn(4, 6)
+        losses = [trainer.step(batch).item() for _ in range(2)]
+        trainer.finish()
+        outcomes.append((losses, [weight.detach().clone() for weight in model.parameters()]))
+    (plain, plain_weights), (selective, weights) = outcomes
+    assert plain == selective
+    assert all(map(torch.equal, plain_weights, weights))

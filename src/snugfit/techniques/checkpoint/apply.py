@@ -174,7 +174,8 @@ class Checkpointed:
     ) -> Any:
         if self.alone and not torch.compiler.is_compiling():
             forward = AsInForward(self.name, self.modules, self.norms, forward)
-        with self.offload.saving() if self.offload else nullcontext():
+        around = _weights_cast_anew() if self.selective else nullcontext()
+        with around, self.offload.saving() if self.offload else nullcontext():
             given = {} if contexts is None else {"context_fn": contexts}
             if _copied(args) is args and all(_copied(one) is one for one in kwargs.values()):
                 return checkpoint(forward, *args, use_reentrant=False, **kwargs, **given)
@@ -250,6 +251,18 @@ class Checkpointed:
         state = nullcontext() if before is None or self._state is None else self._state.as_it_was(before)
         with state, _still_statistics(self.norms), kept or nullcontext():
             yield
+
+
+@contextmanager
+def _weights_cast_anew() -> Iterator[None]:
+    """Context without autocast's store of cast weights: what it still holds from a pass before is not cast in this one, but
+    again in backward, and selective checkpoints count every operator."""
+    before = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(before)
 
 
 class _Recomputation:
