@@ -376,7 +376,7 @@ class EachBlockTwice(nn.Module):
 
     def forward(self, x):
         for block in (*self.blocks, *self.blocks):
-            x = block(x)
+            x, _ = block(x)
         return x
 
 

@@ -255,8 +255,10 @@ class Checkpointed:
 
 @contextmanager
 def _weights_cast_anew() -> Iterator[None]:
-    """Context without autocast's store of cast weights: what it still holds from a pass before is not cast in this one, but
-    again in backward, and selective checkpoints count every operator."""
+    """Context without autocast's store of cast weights.
+
+    What it holds from a pass before is not cast in this one, but again in backward, where torch counts every operator.
+    """
     before = torch.is_autocast_cache_enabled()
     torch.set_autocast_cache_enabled(False)
     try:
