@@ -399,4 +399,7 @@ def test_selective_checkpoints_under_autocast_from_the_first_step_on(build):
         outcomes.append((losses, [weight.detach().clone() for weight in model.parameters()]))
     (plain, plain_weights), (selective, weights) = outcomes
     assert plain == selective
-    assert all(map(torch.equal, plain_weights, weights))
+    # Gradients of a block that ran twice are added up in float32, where plain autocast adds those of one 16-bit cast.
+    rounding = 1e-3 if build is EachBlockTwice else 0
+    for one, other in zip(plain_weights, weights, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=rounding)
