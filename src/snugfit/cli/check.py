@@ -80,6 +80,12 @@ def run(args: argparse.Namespace) -> int:
 
 def _check(args: argparse.Namespace) -> None:
     """Raises for what contradicts itself."""
+    behind = [word.partition("=")[0] for word in args.of_script]
+    if args.fits is None and args.against is None and ("--fits" in behind or "--against" in behind):
+        raise InputError(
+            f"what stands behind {args.model} is the script's own. Put what must hold before it: snugfit check --fits CARD "
+            f"{args.model} ..."
+        )
     if args.fits is None and args.against is None:
         raise InputError("say what must hold: --fits CARD,CARD (snugfit devices), or --against baseline.json, or both.")
     if args.tolerance is not None and args.against is None:

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
-
-try:
-    from lightning.pytorch.callbacks import Callback
-except ImportError:
-    from pytorch_lightning.callbacks import Callback
 
 from snugfit.fake_device.assumptions import AssumeArgument, assumptions_from
 from snugfit.fake_device.registration import is_simulation
@@ -16,6 +12,11 @@ from snugfit.interop.memory_watch import MemoryWatch
 from snugfit.interop.recorded_training import estimate_job
 from snugfit.techniques.batches import tensors_of
 
+try:
+    _callbacks: Any = importlib.import_module("lightning.pytorch.callbacks")
+except ImportError:
+    _callbacks = importlib.import_module("pytorch_lightning.callbacks")
+
 if TYPE_CHECKING:
     from snugfit.interop.memory_report import MemoryReport
     from snugfit.simulator.prediction import Estimate
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 _HINT = " Lower the batch size and raise accumulate_grad_batches, or take precision='bf16-mixed'."
 
 
-class MemoryCallback(Callback):  # type: ignore[misc]
+class MemoryCallback(_callbacks.Callback):  # type: ignore[misc]
     """Predicts the memory of a fit before it trains, measures it meanwhile, and shows one beside the other.
 
     The prediction takes the LightningModule's own steps on a simulated device, with the widest samples of its loader and
