@@ -106,7 +106,11 @@ def cuda_means_sim() -> Iterator[None]:
     """Context in which everything that says "cuda" reaches the fake accelerator."""
     from torch.amp import autocast_mode, grad_scaler
 
-    changes: list[Change] = [(torch.cuda, name, getattr(backend, name)) for name in names_of_cuda()]
+    # trainers save the random state by the module that it is defined in
+    owners = (torch.cuda, torch.cuda.random)
+    changes: list[Change] = [
+        (owner, name, getattr(backend, name)) for owner in owners for name in names_of_cuda() if hasattr(owner, name)
+    ]
     autocast_init = autocast_mode.autocast.__init__
     scaler_init = grad_scaler.GradScaler.__init__
 
