@@ -264,6 +264,13 @@ def test_plain_classes_dispatch_plainly():
     assert private_torch.FakeTensor.__torch_dispatch__ is not private_torch.PLAIN_DISPATCH
 
 
+def test_fake_tensors_have_no_functions_of_their_own():
+    """PLAIN_FUNCTIONS"""
+    assert private_torch.FakeTensor.__torch_function__ is private_torch.PLAIN_FUNCTIONS
+    assert torch.nn.Parameter.__torch_function__ is private_torch.PLAIN_FUNCTIONS
+    assert torch.Tensor.__torch_function__ is not private_torch.PLAIN_FUNCTIONS
+
+
 def test_hooks_of_parameters():
     """hooks_of"""
     weight = torch.nn.Parameter(torch.ones(2))

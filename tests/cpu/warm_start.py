@@ -119,11 +119,12 @@ _AMONG_OTHERS = {"RANK", "SLURM_PROCID"}
 """Processes that have one of these end with all that Python does, so that what is left of a process group is seen."""
 LATE = frozenset(
     {"KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK", "TOKENIZERS_PARALLELISM", "TORCHINDUCTOR_CACHE_DIR"}
+    | {"PYTORCH_NVML_BASED_CUDA_CHECK"}
     | {"COLUMNS", "LINES"}
     | {"TORCH_CPP_LOG_LEVEL", "TORCH_NCCL_ASYNC_ERROR_HANDLING", "NAN_IN", "LITTLE_MEMORY", "BREAKS", "WRITE_NUMBERS"}
     | {*_OF_RANKS}
 )
-"""Variables that libraries set when a test uses them (scikit-learn, datasets, bitsandbytes by way of torch's inductor), and
+"""Variables that libraries set when a test uses them (scikit-learn, datasets, Lightning, bitsandbytes by way of torch's inductor), and
 those by which processes of one run find each other. readline puts a terminal's size where only children find it. No import
 here reads them."""
 

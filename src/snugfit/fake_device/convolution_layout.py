@@ -51,6 +51,11 @@ def result_shape(
     dilation: Sequence[int],
 ) -> tuple[int, ...]:
     """Returns the shape of a convolution's result; `source` is (N, C, ...), `weight` (C of the result, C, ...)."""
+    count = source.dim() - 2
+    stride, padding, dilation = (
+        list(one) * count if len(one) == 1 else one
+        for one in (stride, padding, dilation)  # one number for all
+    )
     space = zip(source.shape[2:], weight.shape[2:], stride, padding, dilation, strict=True)
     sizes = ((size + 2 * pad - apart * (window - 1) - 1) // step + 1 for size, window, step, pad, apart in space)
     return source.shape[0], weight.shape[0], *sizes

@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from snugfit.private_torch import PLAIN_FUNCTIONS
+
 _HAS_FUNCTION_OF_ITS_OWN = torch.overrides.has_torch_function
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
@@ -22,8 +24,7 @@ def has_torch_function(values: Any) -> bool:
     if not _HAS_FUNCTION_OF_ITS_OWN(values):
         return False
     kinds = {type(one) for one in values if isinstance(one, torch.Tensor)}
-    ignored = torch._C._disabled_torch_function_impl
-    return any(kind not in _PLAIN and kind.__torch_function__ is not ignored for kind in kinds)
+    return any(kind not in _PLAIN and kind.__torch_function__ is not PLAIN_FUNCTIONS for kind in kinds)
 
 
 def attention(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from snugfit.device_kinds import CUDA
 from snugfit.devices import DEVICES, Device
 from snugfit.errors import option
+from snugfit.planner.constraints import Constraints
 from snugfit.planner.margin import margin_for
 from snugfit.planner.probe import Place
 
@@ -28,6 +29,11 @@ def other_cards(need_bytes: int, place: Place, *, may_share: bool) -> str:
     if place.card.peer_link is not None and may_share:
         lines.append(f"Several of them can share the weights out: {option('gpus')} auto finds the fewest that do it.")
     return "".join(f"\n{line}" for line in lines)
+
+
+def may_be_shared(constraints: Constraints) -> bool:
+    """Returns whether several cards may share a training out; a script's own loop may not."""
+    return constraints.is_free("shard")
 
 
 def _room_bytes(card: Device) -> int:

@@ -18,7 +18,7 @@ from snugfit.planner.explain import neighbours, reasons
 from snugfit.planner.fallbacks import fallbacks_of
 from snugfit.planner.for_budgets import budgets_of
 from snugfit.planner.margin import margin_for
-from snugfit.planner.other_cards import other_cards
+from snugfit.planner.other_cards import may_be_shared, other_cards
 from snugfit.planner.plan_result import FrontierPoint, Plan
 from snugfit.planner.probe import Place, Probe, Simulations
 from snugfit.planner.refusal import Refusal, does_not_fit
@@ -424,7 +424,7 @@ class Planner:
             estimate = self._estimate(leanest, smallest.space.workload, budget_bytes)
             ways = ways_elsewhere(estimate, samples=samples, fits=False)
             advice += "".join(f"\nOn several GPUs: {way}" for way in ways)
-            may_share = smallest.space.workload.ranks == 1 and self.constraints.is_free("shard")
+            may_share = smallest.space.workload.ranks == 1 and may_be_shared(self.constraints)
             advice += other_cards(leanest.need_bytes, self.place, may_share=may_share)
         margin = f"margin {format_bytes(self.margin.bytes_of(budget_bytes))}"
         return does_not_fit(

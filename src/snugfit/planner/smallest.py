@@ -101,6 +101,8 @@ class Smallest:
                 if best is None or (before is not None and best.need_bytes > 0.995 * before.need_bytes):
                     break
             self._searched.add(name)
+        if _leanest(space) is None:  # the model goes with nothing that saves
+            self._simulations.simulate([space.base])
         return _leanest(space)
 
     def _round(self, space: Space, best: Probe | None, changes: Iterable[Changes], enough_bytes: int) -> Probe | None:

@@ -52,6 +52,8 @@ _forbid_data_access = torch._C._set_throw_on_mutable_data_ptr
 _META = torch.device("meta")
 PLAIN_DISPATCH = torch._C._disabled_torch_dispatch_impl
 """`__torch_dispatch__` of classes of tensors that dispatch as plain tensors do, parameters for example."""
+PLAIN_FUNCTIONS = torch._C._disabled_torch_function_impl
+"""`__torch_function__` of classes of tensors whose functions are those of plain tensors, fake ones for example."""
 current_node: Callable[[], Any] = torch._C._current_autograd_node
 """Returns the autograd node that runs, None outside of backward."""
 next_sequence: Callable[[], int] = torch._C._autograd._get_sequence_nr

@@ -95,6 +95,7 @@ def test_more_than_the_budget_stops_before_anything_is_trained(monkeypatch):
 
     monkeypatch.setattr("snugfit.simulator.own_script.estimate_script", predicted)
     monkeypatch.setattr("sys.argv", ["train.py", "--epochs", "3"])
+    monkeypatch.setattr(__main__, "__file__", "train.py", raising=False)  # a process of pytest-xdist has none
     model = memory_loops.network()
     with pytest.raises(
         DoesNotFitError,
