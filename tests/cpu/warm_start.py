@@ -124,9 +124,9 @@ LATE = frozenset(
     | {"TORCH_CPP_LOG_LEVEL", "TORCH_NCCL_ASYNC_ERROR_HANDLING", "NAN_IN", "LITTLE_MEMORY", "BREAKS", "WRITE_NUMBERS"}
     | {*_OF_RANKS}
 )
-"""Variables that libraries set when a test uses them (scikit-learn, datasets, Lightning, bitsandbytes by way of torch's inductor), and
-those by which processes of one run find each other. readline puts a terminal's size where only children find it. No import
-here reads them."""
+"""Variables that libraries set when a test uses them (scikit-learn, datasets, Lightning, bitsandbytes by way of torch's
+inductor), and those by which processes of one run find each other. readline puts a terminal's size where only children find
+it. No import here reads them."""
 
 _KNOWN_SETTINGS = frozenset({"stdin", "stdout", "stderr", "cwd", "env", "text", "pass_fds", "start_new_session"})
 _ENVIRONMENT, _ERRORS = "environment.json", "errors.txt"
