@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import dataclasses
 import fnmatch
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from snugfit.errors import InputError
 from snugfit.fields import field_infos
+from snugfit.json_files import read_json
 from snugfit.recipe import Recipe
 from snugfit.workload import Workload
 from snugfit.yaml_files import read_table, read_yaml
@@ -250,17 +250,12 @@ def _tool_of(given: Mapping[str, Any], path: Path) -> str:
 
 
 def _read(path: Path) -> Mapping[str, Any]:
-    named = f"configuration {str(path)!r}"
     if path.suffix.lower() != ".json":
         return read_yaml(path, "configuration", example="base_model: hf-internal/llama")
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"{named} cannot be read: {error.strerror or error}. Give an existing file.") from error
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{named} is not JSON: {error}. Give what the tool itself can read.") from error
+    named, instead = f"configuration {str(path)!r}", "Give what the tool itself can read."
+    document = read_json(path, named, instead=instead)
     if not isinstance(document, dict):
-        raise InputError(f"{named} holds no settings. Give what the tool itself can read.")
+        raise InputError(f"{named} holds no settings. {instead}")
     return document
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from snugfit.errors import InputError
+from snugfit.json_files import read_json
 from snugfit.recipe import Recipe
 from snugfit.run import Run, by_owner
 from snugfit.runs.request import Request
@@ -59,12 +59,7 @@ def stored_run(path: Path, settings: Mapping[str, Any], *, batch_size: int) -> S
 def _of_json(path: Path) -> Mapping[str, Any]:
     """The recipe in the JSON of `snugfit plan`, `snugfit train` or `plan.json`, or a JSON recipe."""
     named = f"recipe file {str(path)!r}"
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"{named} cannot be read: {error.strerror or error}. Give an existing file.") from error
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{named} is not JSON: {error}. Give what `snugfit plan --json` printed.") from error
+    document = read_json(path, named, instead="Give what `snugfit plan --json` printed.")
     recipe = document.get("recipe", document) if isinstance(document, dict) else None
     if not isinstance(recipe, dict):
         raise InputError(

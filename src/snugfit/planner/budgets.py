@@ -16,6 +16,7 @@ from typing import Any
 from snugfit.errors import DoesNotFitError, InputError, option, warn
 from snugfit.fidelity import Fidelity, fidelity
 from snugfit.fields import as_data
+from snugfit.json_files import read_json
 from snugfit.planner.leaner import ever_leaner
 from snugfit.planner.margin import Margin
 from snugfit.recipe import Recipe
@@ -226,16 +227,9 @@ class Budgets:
 
 def budgets_in(path: Path) -> Budgets:
     """Returns what the JSON of a plan keeps; `InputError` where the file is none, or of another version."""
-    named, instead = (
-        f"--from {str(path)!r}",
-        "Give what `snugfit plan MODEL ... --json` printed, or `-o plan.json` wrote.",
-    )
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"{named} cannot be read: {error.strerror or error}. {instead}") from error
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{named} is not JSON: {error}. {instead}") from error
+    named = f"--from {str(path)!r}"
+    instead = "Give what `snugfit plan MODEL ... --json` printed, or `-o plan.json` wrote."
+    document = read_json(path, named, instead=instead, missing=instead)
     kept = document.get("budgets") if isinstance(document, dict) else None
     if not isinstance(kept, dict):
         raise InputError(f"{named} is no plan, or one that keeps nothing for other budgets. {instead}")

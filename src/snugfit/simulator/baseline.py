@@ -8,13 +8,13 @@ with every line above it.
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from snugfit.errors import InputError
+from snugfit.json_files import read_json
 
 COMPARED = ("peak_allocated_bytes", "total_bytes")
 """What must not grow. The second has segments of the allocator in it, which hide small growth and show it later."""
@@ -81,12 +81,7 @@ class Comparison:
 def read_baseline(path: Path) -> Mapping[str, Any]:
     """Reads the document of `snugfit estimate --json`; InputError where it is none."""
     named = f"baseline {str(path)!r}"
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"{named} cannot be read: {error.strerror or error}. {_MAKE}") from error
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{named} is not JSON: {error}. {_MAKE}") from error
+    document = read_json(path, named, instead=_MAKE, missing=_MAKE)
     if isinstance(document, Mapping):
         document = document.get("estimate", document)  # what `snugfit check --json` printed has it too
     if not isinstance(document, Mapping) or not document.keys() >= _READ:
