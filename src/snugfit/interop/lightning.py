@@ -5,11 +5,10 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from snugfit.fake_device.assumptions import AssumeArgument, assumptions_from
 from snugfit.fake_device.registration import is_simulation
 from snugfit.interop.lightning_job import LightningJob
-from snugfit.interop.memory_watch import MemoryWatch
 from snugfit.interop.recorded_training import estimate_job
+from snugfit.interop.watched_trainer import WatchedTrainer
 from snugfit.techniques.batches import tensors_of
 
 try:
@@ -18,13 +17,12 @@ except ImportError:
     _callbacks = importlib.import_module("pytorch_lightning.callbacks")
 
 if TYPE_CHECKING:
-    from snugfit.interop.memory_report import MemoryReport
     from snugfit.simulator.prediction import Estimate
 
 _HINT = " Lower the batch size and raise accumulate_grad_batches, or take precision='bf16-mixed'."
 
 
-class MemoryCallback(_callbacks.Callback):  # type: ignore[misc]
+class MemoryCallback(WatchedTrainer, _callbacks.Callback):  # type: ignore[misc]
     """Predicts the memory of a fit before it trains, measures it meanwhile, and shows one beside the other.
 
     The prediction takes the LightningModule's own steps on a simulated device, with the widest samples of its loader and
@@ -42,40 +40,21 @@ class MemoryCallback(_callbacks.Callback):  # type: ignore[misc]
         InputError: Budget, on_exceed or assume cannot be read.
     """
 
-    def __init__(
-        self,
-        budget: str | int | None = None,
-        *,
-        on_exceed: str = "warn",
-        predict: bool = True,
-        leak_alarm: bool = True,
-        assume: AssumeArgument = None,
-    ) -> None:
-        self.report: MemoryReport | None = None
-        """Predicted beside measured, once training has ended."""
-        self.estimate: Estimate | None = None
-        """The prediction, once training has begun."""
-        self._settings: dict[str, Any] = {
-            "budget": budget, "on_exceed": on_exceed, "predict": predict, "leak_alarm": leak_alarm,
-        }  # fmt: skip
-        self._watch = MemoryWatch(**self._settings)
-        self._assume = assumptions_from(assume)
-        self._steps = 0
+    _steps = 0
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Predicts, and begins to measure."""
         if is_simulation():  # the script itself is what is predicted
             return
-        self._watch = watch = MemoryWatch(**self._settings)
 
         def ask(device: str) -> Estimate:
             job = LightningJob(trainer, pl_module)
             return estimate_job(job, type(pl_module).__name__, device=device, assume=self._assume)
 
         place = trainer.strategy.root_device
-        watch.before(ask, place, _HINT)
-        self.estimate, self._steps = watch.estimate, trainer.global_step
-        watch.begin(place, [pl_module], tensors_of([list(one.state.values()) for one in trainer.optimizers]))
+        self._predict(ask, place, _HINT)
+        self._steps = trainer.global_step
+        self._watch.begin(place, [pl_module], tensors_of([list(one.state.values()) for one in trainer.optimizers]))
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
         """Takes a step down, if the optimizer has taken one."""
@@ -93,4 +72,4 @@ class MemoryCallback(_callbacks.Callback):  # type: ignore[misc]
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Shows predicted beside measured."""
-        self.report = self._watch.finish() or self.report
+        self._finish()

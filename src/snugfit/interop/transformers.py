@@ -4,26 +4,21 @@ from __future__ import annotations
 
 import sys
 import types
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from transformers import TrainerCallback
 
-from snugfit.fake_device.assumptions import AssumeArgument, assumptions_from
 from snugfit.fake_device.registration import is_simulation
-from snugfit.interop.memory_watch import MemoryWatch
 from snugfit.interop.recorded_training import modules_in
 from snugfit.interop.trainer_estimate import estimate_for
 from snugfit.interop.trainer_job import given_optimizer
+from snugfit.interop.watched_trainer import WatchedTrainer
 from snugfit.techniques.batches import tensors_of
-
-if TYPE_CHECKING:
-    from snugfit.interop.memory_report import MemoryReport
-    from snugfit.simulator.prediction import Estimate
 
 _HINT = " snugfit.plan_for(trainer, budget=...) looks for TrainingArguments that fit."
 
 
-class MemoryCallback(TrainerCallback):
+class MemoryCallback(WatchedTrainer, TrainerCallback):
     """Predicts a Trainer's memory before it trains, measures it meanwhile, and shows one beside the other.
 
     The prediction takes the Trainer's own steps on a simulated device, with the widest samples of its data set and with its
@@ -41,36 +36,15 @@ class MemoryCallback(TrainerCallback):
         InputError: Budget, on_exceed or assume cannot be read.
     """
 
-    def __init__(
-        self,
-        budget: str | int | None = None,
-        *,
-        on_exceed: str = "warn",
-        predict: bool = True,
-        leak_alarm: bool = True,
-        assume: AssumeArgument = None,
-    ) -> None:
-        self.report: MemoryReport | None = None
-        """Predicted beside measured, once training has ended."""
-        self.estimate: Estimate | None = None
-        """The prediction, once training has begun."""
-        self._settings: dict[str, Any] = {
-            "budget": budget, "on_exceed": on_exceed, "predict": predict, "leak_alarm": leak_alarm,
-        }  # fmt: skip
-        self._watch = MemoryWatch(**self._settings)
-        self._assume = assumptions_from(assume)
-
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Predicts, and begins to measure."""
         if is_simulation():  # the script itself is what is predicted
             return
-        self._watch = watch = MemoryWatch(**self._settings)
         trainer = _caller()
-        watch.before(lambda device: estimate_for(trainer, device=device, assume=self._assume), args.device, _HINT)
-        self.estimate = watch.estimate
+        self._predict(lambda device: estimate_for(trainer, device=device, assume=self._assume), args.device, _HINT)
         optimizer = given_optimizer(trainer)
         held = [] if optimizer is None else list(tensors_of(list(optimizer.state.values())))
-        watch.begin(args.device, modules_in(vars(trainer)), held)
+        self._watch.begin(args.device, modules_in(vars(trainer)), held)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Takes a step down; an evaluation that follows is told before it begins."""
@@ -89,7 +63,7 @@ class MemoryCallback(TrainerCallback):
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Shows predicted beside measured."""
-        self.report = self._watch.finish() or self.report
+        self._finish()
 
 
 def _caller() -> Any:
