@@ -19,6 +19,8 @@ class Claims:
     def __init__(self, ledger: StorageLedger, modules: ModulePath) -> None:
         self._ledger, self._modules = ledger, modules
         self._models: list[torch.nn.Module] = []
+        self._updated: dict[int, Any] = {}
+        """Optimizers that ran since their states were last claimed, by id."""
         self.in_optimizer = 0
         """How many optimizers are in the middle of their step, one inside another."""
 
@@ -44,6 +46,18 @@ class Claims:
             parts = (collectives.own_part(parameter) for parameter in model.parameters())
             self._ledger.claim((part.grad for part in parts), "gradients")
 
+    def states(self) -> None:
+        """Claims all state of the optimizers that ran, that too which they did not make themselves."""
+        for optimizer in self._updated.values():
+            self._states(optimizer, list(optimizer.state))
+        self._updated.clear()
+
+    def _states(self, optimizer: Any, parameters: list[Any]) -> None:
+        for parameter in parameters:
+            if parameter in optimizer.state:
+                tensors = (one for one in optimizer.state[parameter].values() if isinstance(one, torch.Tensor))
+                self._ledger.claim(tensors, "optimizer_state", self._modules.owner(parameter))
+
     @contextmanager
     def optimizers(self) -> Iterator[None]:
         """Context in which optimizers are seen when they run: which gradients they read, which state they keep."""
@@ -56,9 +70,9 @@ class Claims:
 
         def after(optimizer: Any, *_: Any) -> None:
             self.in_optimizer -= 1
-            for parameter, state in optimizer.state.items():
-                tensors = (value for value in state.values() if isinstance(value, torch.Tensor))
-                self._ledger.claim(tensors, "optimizer_state", self._modules.owner(parameter))
+            self._updated[id(optimizer)] = optimizer
+            # Of those that were updated now: where each parameter is updated alone, all of them each time would be many.
+            self._states(optimizer, [one for group in optimizer.param_groups for one in group["params"]])
 
         hooks = [register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(after)]
         try:

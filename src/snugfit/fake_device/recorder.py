@@ -175,6 +175,7 @@ class Recorder(RankOperators, DirectMode):
             if name == _BACKWARD:
                 self._claims.gradients()
             elif name == _OPTIMIZER:
+                self._claims.states()
                 self._ledger.claim_left_by_optimizer()
             self._marks.pop()
         self._builder.mark(name, entered, self.step)

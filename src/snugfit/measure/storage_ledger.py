@@ -57,6 +57,8 @@ class StorageLedger:
         """Whether everything that is made counts as host memory."""
         self._device_type = device_type
         self._alive: dict[int, _StorageRef] = {}
+        self._left_by_backward: list[_StorageRef] = []
+        """Made by backward since `claim_left_by_backward` last looked."""
 
     def __contains__(self, tensor: torch.Tensor) -> bool:
         """Whether the tensor's storage is known."""
@@ -100,6 +102,8 @@ class StorageLedger:
         ref.forward = self.forward and phase not in _NOT_FORWARD
         ref.epoch, ref.phase, ref.claimed, ref.value = self.epoch, phase, False, None
         self._alive[key] = ref
+        if phase == "backward" and not ref.forward:
+            self._left_by_backward.append(ref)
         if ref.on_device:
             self.grow(ref.size)
         if phase == "data":
@@ -149,9 +153,10 @@ class StorageLedger:
 
     def claim_left_by_backward(self) -> None:
         """What backward made and the optimizer finds is a gradient, even where no parameter holds it."""
-        for ref in self._alive.values():
-            if not ref.claimed and not ref.forward and ref.phase == "backward" and ref.epoch == self.epoch:
+        for ref in self._left_by_backward:
+            if not ref.claimed and ref.epoch == self.epoch and self._alive.get(ref.key) is ref:
                 self._set(ref, "gradients")
+        self._left_by_backward.clear()
 
     def claim_left_by_optimizer(self) -> None:
         """What an update made and leaves behind is the optimizer's state, even where no torch optimizer keeps it."""

@@ -132,6 +132,11 @@ def probe(
         return subject.record(eager, place.personality, really=True) if may_run else none
     how = {} if most_weight_bytes is None else {"most_weight_bytes": most_weight_bytes}
     recorded = subject.record(recipe if compiled else eager, place.personality, **how)
+    return measured(recorded, recipe, place, as_it_runs=compiled or recipe == eager)
+
+
+def measured(recorded: Recording, recipe: Recipe, place: Place, *, as_it_runs: bool) -> Probe:
+    """Returns what a recording shows on a device: replayed and timed, nothing recorded."""
     config = TensorBytes() if place.on_cpu else None
     replays = Replays(recorded.trace, config, within=NEED_WITHIN)
     played = replays.unlimited
@@ -153,7 +158,7 @@ def probe(
         timing=timing,
         profile=profile(recorded.trace, recorded.block_names, place.seconds_of),
         recorded=recorded,
-        as_it_runs=compiled or recipe == eager,
+        as_it_runs=as_it_runs,
     )
 
 
@@ -174,15 +179,19 @@ class Simulations:
     ) -> None:
         """Has simulated nothing yet; workers are its own if `pool` is None, and `close` ends them.
 
-        `before`: what the same training was simulated by before; it is asked first, and what it has counts as simulated
-        only where it is asked for here.
+        `before`: what the same training was simulated by before, for this device or another; it is asked first, and what
+        it has counts as simulated only where it is asked for here.
         """
         self.subject = subject
         self.place = place
         self.probes: dict[Recipe, Probe] = {}
         self.refusals: dict[Recipe, Refusal] = {}
         self.most_weight_bytes: int | None = None
-        self._before: dict[Recipe, Probe | Refusal] = {} if before is None else {**before.probes, **before.refusals}
+        self._before: dict[Recipe, tuple[Place, Probe | Refusal]] = {}
+        if before is not None:
+            self._before |= before._before
+            self._before |= {recipe: (before.place, one) for recipe, one in before.probes.items()}
+            self._before |= {recipe: (before.place, one) for recipe, one in before.refusals.items()}
         # A processor's operators are timed while they are simulated, and two that are timed at once slow each other.
         workers = 1 if place.personality.kind == CPU else WORKERS
         self._pool = pool or Pool(workers)
@@ -209,7 +218,7 @@ class Simulations:
     def need(self, recipe: Recipe) -> Probe:
         """Returns the probe of a recipe that must be possible (plain training with the pins), or raises."""
         if recipe not in self.probes:
-            known = self._before.get(recipe)
+            known = self._known(recipe)
             self.probes[recipe] = known if isinstance(known, Probe) else self._simulated(recipe, may_run=True)
         return self.probes[recipe]
 
@@ -228,6 +237,18 @@ class Simulations:
         """Runs a function in a worker."""
         return self._pool.call(function, *arguments)
 
+    def _known(self, recipe: Recipe) -> Probe | Refusal | None:
+        """What was simulated before; a recording that holds for this card too is replayed and timed on it."""
+        place, known = self._before.get(recipe, (self.place, None))
+        if known is None or place == self.place:
+            return known
+        here = self.place.personality
+        if isinstance(known, Refusal):
+            return known if place.personality == here else None
+        if place.personality != here and not (here.is_card and here.capability in known.recorded.same_on):
+            return None
+        return measured(known.recorded.on(here.capability), recipe, self.place, as_it_runs=known.as_it_runs)
+
     def _simulated(self, recipe: Recipe, *, compiled: bool = False, may_run: bool = False) -> Probe:
         doing = f"a training step of {self.subject.title} by the recipe {recipe_in_words(recipe)}"
         how: dict[str, Any] = {"compiled": compiled, "most_weight_bytes": self.most_weight_bytes, "may_run": may_run}
@@ -235,8 +256,9 @@ class Simulations:
         return found
 
     def _try(self, recipe: Recipe) -> Probe | Refusal:
-        if recipe in self._before:
-            return self._before[recipe]
+        known = self._known(recipe)
+        if known is not None:
+            return known
         try:
             return self._simulated(recipe)
         except (InputError, CannotSimulateError) as error:

@@ -39,6 +39,26 @@ def test_how_many_at_once(card, kind, at_once):
     assert simulations.refusals.keys() == set(recipes) and workers.most == at_once
 
 
+@pytest.mark.parametrize("other", ["a100-40gb", "rtx-3060-12gb"])
+def test_what_was_recorded_for_one_card_is_measured_for_another(planning_pool, other):
+    there = Place(card=device_named(other), personality=Personality(capability=device_named(other).compute_capability))
+    recipes = [Recipe(), Recipe(checkpoint="all", microbatch_size=4)]
+    with planned.planner(planning_pool, place=planned.CARD) as first, planned.planner(planning_pool, place=there) as anew:
+        for planner in (first, anew):
+            planner.simulations.simulate(recipes)
+        asked = []
+        workers = SimpleNamespace(call=lambda *_, **__: asked.append(1))
+        again = Simulations(first.subject, there, workers, before=first.simulations)
+        again.simulate(recipes)
+        again.close()
+    assert not asked
+    for recipe in recipes:
+        told, wanted = again.probes[recipe], anew.simulations.probes[recipe]
+        assert told.seconds != first.simulations.probes[recipe].seconds
+        for name in ("need_bytes", "total_bytes", "allocated_bytes", "host_bytes", "seconds", "timing", "profile"):
+            assert getattr(told, name) == getattr(wanted, name), name
+
+
 class UpsideDown(planned.Stack):
     def forward(self, x):
         raise ValueError("these images are upside down")
