@@ -22,6 +22,8 @@ T = TypeVar("T")
 
 GENERATIONS: tuple[Capability, ...] = ((8, 0), (7, 5), (9, 0))
 """Compute capabilities that stand for their generation; the first for a card where none is named."""
+CAPABILITIES: tuple[Capability, ...] = (*GENERATIONS, (7, 0), (8, 6), (8, 9), (10, 0), (12, 0))
+"""Those of the cards in the table, one by one: a kernel may be refused to some cards of a generation."""
 CUBLAS = "cublas workspace"
 """What made the storage of cuBLAS's workspace."""
 _MIB = 2**20
@@ -43,35 +45,35 @@ def cublas_workspace_bytes(capability: Capability) -> int:
 
 
 class CardQuestions:
-    """Answers a recording's questions about the card, and knows on which generations it would have been the same."""
+    """Answers a recording's questions about the card, and knows on which other cards it would have been the same."""
 
     def __init__(self, own: Capability) -> None:
-        """Starts with all generations; `own` is the capability of the recorded card."""
+        """Starts with all of them; `own` is the capability of the recorded card."""
         self.own = own
-        self._same = set(GENERATIONS)
+        self._same = set(CAPABILITIES)
 
     def ask(self, question: Callable[[Capability], T]) -> T:
-        """Returns the answer of a function of the capability; generations with another answer are left out."""
+        """Returns the answer of a function of the capability; those with another answer are left out."""
         self.leave_out(self.differing(question))
         return question(self.own)
 
     def differing(self, question: Callable[[Capability], object]) -> tuple[Capability, ...]:
-        """Returns the generations for which a function of the capability has another answer."""
+        """Returns the capabilities for which a function of it has another answer."""
         answer = question(self.own)
-        return tuple(other for other in GENERATIONS if question(other) != answer)
+        return tuple(other for other in CAPABILITIES if question(other) != answer)
 
-    def leave_out(self, generations: Iterable[Capability] = GENERATIONS) -> None:
-        """Notes generations on which the recording would be another one."""
-        self._same.difference_update(generations)
+    def leave_out(self, capabilities: Iterable[Capability] = CAPABILITIES) -> None:
+        """Notes capabilities on which the recording would be another one."""
+        self._same.difference_update(capabilities)
 
     @property
     def same(self) -> tuple[Capability, ...]:
-        """The generations on which the recording is the same, except for the workspace of cuBLAS."""
-        return tuple(generation for generation in GENERATIONS if generation in self._same)
+        """The capabilities on which the recording is the same, except for workspaces of libraries."""
+        return tuple(one for one in CAPABILITIES if one in self._same)
 
 
 def on_generation(trace: Trace, capability: Capability) -> Trace:
-    """Returns a recording as another generation on which it is the same would have made it."""
+    """Returns a recording as a card on which it is the same would have made it."""
     size, at = cublas_workspace_bytes(capability), GENERATIONS.index(generation_of(capability))
     storages = tuple(row._replace(nbytes=size) if row.operator == CUBLAS else row for row in trace.storages)
     workspaces = tuple(

@@ -26,7 +26,7 @@ class Recording:
     processor: str | None = None
     """The processor on which a CPU run was asked what operators take; None for a card."""
     same_on: tuple[Capability, ...] = ()
-    """Generations of cards on which the recording is the same, but for the workspace of cuBLAS."""
+    """Compute capabilities on which the recording is the same, but for workspaces of libraries."""
     workload: Workload | None = None
     """What is learned, with the traits of the model; None for a hand-written step."""
     batch_shape: str = ""
@@ -53,7 +53,7 @@ class Recording:
     """Fields of the recipe, of `attention` and `inplace`, that find something to switch in the model."""
 
     def on(self, capability: Capability) -> Recording:
-        """Returns the recording on another generation of cards, one of `same_on`."""
+        """Returns the recording on another card, of one of the capabilities in `same_on`."""
         trace = on_generation(self.trace, capability)
         return self if trace is self.trace else dataclasses.replace(self, trace=trace)
 

@@ -17,7 +17,7 @@ from snugfit.fake_device.assumptions import AssumeArgument, assumptions_from
 from snugfit.fake_device.personality import Personality
 from snugfit.nccl import among
 from snugfit.recipe import Recipe
-from snugfit.recording.generations import GENERATIONS, generation_of
+from snugfit.recording.generations import GENERATIONS
 from snugfit.recording.recording import Recording
 from snugfit.run import Run
 from snugfit.simulator.given_batches import NOT_GIVEN, given_batches
@@ -213,7 +213,7 @@ def estimated(
     from snugfit.workers.pool import shared_pool
 
     workers = pool or shared_pool()
-    kinds = [_kind(card, alone=len(cards) == 1) for card in cards]
+    kinds = [_kind(card) for card in cards]
     recorded: dict[Personality, Recording] = {}
     for kind in sorted(dict.fromkeys(kinds), key=lambda kind: kind.capability != GENERATIONS[0]):
         like = next((one for one in recorded.values() if kind.capability in one.same_on), None)
@@ -236,9 +236,8 @@ def estimated(
     )
 
 
-def _kind(card: Device, *, alone: bool) -> Personality:
-    """The kind of device to record for a card; a table of cards is recorded once for each generation."""
+def _kind(card: Device) -> Personality:
+    """The kind of device to record for a card."""
     if card.name == "cpu":
         return Personality(kind="cpu")
-    capability = card.compute_capability or GENERATIONS[0]
-    return Personality(capability=capability if alone else generation_of(capability))
+    return Personality(capability=card.compute_capability or GENERATIONS[0])
