@@ -43,7 +43,10 @@ def test_how_many_at_once(card, kind, at_once):
 def test_what_was_recorded_for_one_card_is_measured_for_another(planning_pool, other):
     there = Place(card=device_named(other), personality=Personality(capability=device_named(other).compute_capability))
     recipes = [Recipe(), Recipe(checkpoint="all", microbatch_size=4)]
-    with planned.planner(planning_pool, place=planned.CARD) as first, planned.planner(planning_pool, place=there) as anew:
+    with (
+        planned.planner(planning_pool, place=planned.CARD) as first,
+        planned.planner(planning_pool, place=there) as anew,
+    ):
         for planner in (first, anew):
             planner.simulations.simulate(recipes)
         asked = []
