@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
 from typing import TYPE_CHECKING
 
 from snugfit.errors import DoesNotFitError, InputError, SequenceTooLongError, did_you_mean
@@ -20,7 +19,7 @@ from snugfit.planner.plan_result import Plan
 from snugfit.planner.planner import Planner
 from snugfit.planner.probe import WORKERS, Place, Simulations
 from snugfit.planner.smallest import Smallest
-from snugfit.planner.space import EVERYWHERE, SIZE
+from snugfit.planner.space import SIZE
 from snugfit.simulator.request import NamedModel
 from snugfit.simulator.subjects import Subject, named_subject
 from snugfit.workers.pool import Pool
@@ -106,8 +105,7 @@ def _fits(planner: Planner, budget_bytes: int, smaller: int) -> bool:
         raise
     capacity = planner.capacity_bytes(budget_bytes)
     for space in reversed(spaces):
-        away = map(space.tried, [EVERYWHERE["offload"]])  # only once nothing before it has fitted
-        for seen in itertools.chain(planner.ever_leaner(Smallest(space)), away):
+        for seen in planner.ever_leaner(Smallest(space)):
             if seen is not None and seen.need_bytes <= capacity and not space.exceeds_host(seen):
                 return True
     return False

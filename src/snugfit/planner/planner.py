@@ -349,10 +349,13 @@ class Planner:
         return Smallest(leanest)
 
     def ever_leaner(self, smallest: Smallest, enough_bytes: int = 0) -> Iterator[Probe | None]:
-        """Yields the plain recipe, one with every block checkpointed, and one with all that saves memory."""
+        """Yields the plain recipe, one with every block checkpointed, one with all that saves memory, and one that keeps
+        activations on the host: where a single block needs most of the memory, only that helps.
+        """
         yield smallest.space.tried({})
         yield smallest.space.tried(EVERYWHERE["recompute"])
         yield smallest.start(self.constraints.widest, enough_bytes)
+        yield smallest.space.tried(EVERYWHERE["offload"])
 
     def _plan(self, best: Probe, fallbacks: tuple[Recipe, ...], budget_bytes: int, capacity: int) -> Plan:
         search = self.search

@@ -1,9 +1,10 @@
-"""Where the search for the least memory begins, and how it makes room for a choice; nothing is simulated."""
+"""Where the search for the least memory begins, and how it makes room for a choice."""
 
 from types import SimpleNamespace
 
 import planned
 import pytest
+from torch import nn
 
 from snugfit.planner.closeness import with_room
 from snugfit.planner.constraints import Constraints
@@ -85,3 +86,28 @@ def test_fallbacks_take_more_of_what_may_change_in_a_run():
     checkpoints = [change["checkpoint"] for change in _SAVING if change.keys() == {"checkpoint"}]
     assert checkpoints == ["selective", "all"]  # the milder one first
     assert {"offload_optimizer": True} in _SAVING and {"step_in_backward": True} in _SAVING
+
+
+class Deep(nn.Module):
+    """What is done before the blocks needs most of the memory, as in a ResNet on large images."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Linear(16, 64)
+        self.blocks = nn.ModuleList(planned.Block(64) for _ in range(2))
+        self.head = nn.Linear(64, 5)
+
+    def forward(self, x):
+        x = self.stem(x)
+        for _ in range(12):
+            x = x.sin()
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x.mean(1))
+
+
+def test_a_refusal_has_looked_at_activations_on_the_host(planning_pool):
+    given = {"place": planned.CARD, "model": Deep, "batch": planned.batch_of(256), "pins": {"microbatch_size": None}}
+    with planned.planner(planning_pool, **given) as planner:
+        needs = [seen.need_bytes for seen in planner.ever_leaner(Smallest(planner.space())) if seen is not None]
+    assert min(needs[:-1]) > 0.7 * needs[0] and needs[-1] < 0.5 * needs[0]
