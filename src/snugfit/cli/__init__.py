@@ -18,6 +18,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
+from snugfit import __version__
 from snugfit.errors import InputError, SnugfitError, SnugfitWarning, did_you_mean, nearest, on_command_line
 
 COMMANDS = {
@@ -93,7 +94,7 @@ def _main(argv: Sequence[str] | None) -> int:
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """Reads the arguments, with a hint for each unknown name; `run` of the result is the subcommand's function."""
     parser = _Parser(prog="snugfit", description="Train any PyTorch model in the memory you have.")
-    version = _version() if "--version" in argv else ""
+    version = f"snugfit {__version__}"
     parser.add_argument("--version", action="version", version=version, help="print the version and exit")
     commands = parser.add_subparsers(metavar="COMMAND", title="commands", required=True)
     if not argv:
@@ -181,12 +182,6 @@ def _with_negative_values(argv: Sequence[str]) -> list[str]:
         else:
             words.append(word)
     return words
-
-
-def _version() -> str:
-    from importlib.metadata import version
-
-    return f"snugfit {version('snugfit')}"
 
 
 class _Parser(argparse.ArgumentParser):
