@@ -33,6 +33,7 @@ COMMANDS = {
     "techniques": "explain what can be done to save memory",
     "devices": "list the known devices",
     "calibrate": "measure this machine once, so that predictions of time hold for it",
+    "doctor": "say what is installed here and works, what is missing, and how to get it",
     "verify": "train by six recipes, and hold what was measured against what was predicted",
 }
 """Subcommand, which is also the name of its file -> what it is for."""
@@ -41,15 +42,6 @@ TAKE_SCRIPTS = ("estimate", "plan", "check")
 """Commands that take a training script in place of a model; the words behind it are its own."""
 _SIGPIPE_EXIT = 141
 """What a shell reports for a program whose reader went away."""
-
-
-_FIRST = """say what to do, for example
-  snugfit estimate torchvision:resnet50 --batch-size 64 --device all      what a step needs, on which cards it fits
-  snugfit estimate --device rtx-4090 train.py --lr 3e-4      the same of your own script, as it is
-  snugfit plan torchvision:resnet50 --batch-size 64 --device rtx-3060-12gb --budget 4GiB      how to train in less
-  snugfit train torchvision:resnet18 --data digits --budget 1GiB      plan and train here
-and `snugfit --help` for all commands."""
-"""What is said to somebody who types no command."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -98,7 +90,9 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--version", action="version", version=version, help="print the version and exit")
     commands = parser.add_subparsers(metavar="COMMAND", title="commands", required=True)
     if not argv:
-        raise InputError(_FIRST)
+        from snugfit.cli.first_words import first_words
+
+        raise InputError(first_words())
     chosen = next((word for word in argv if not word.startswith("-")), None)
     if chosen is not None and chosen not in COMMANDS:
         raise InputError(f"unknown command {chosen!r}; {did_you_mean(chosen, COMMANDS)} See `snugfit --help`.")
