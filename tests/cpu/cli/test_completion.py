@@ -6,8 +6,6 @@ import pytest
 from snugfit.cli import COMMANDS, main
 from snugfit.cli.completion import SHELLS
 
-
-
 COMPLETED = {
     "techn": "techniques",
     "plan --precis": "plan --precision",
