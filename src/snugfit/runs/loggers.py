@@ -49,7 +49,7 @@ def _wandb(path: Path, settings: Mapping[str, Any]) -> Opened:
 def _trackio(path: Path, settings: Mapping[str, Any]) -> Opened:
     import trackio
 
-    trackio.init(project=PROJECT, name=path.name, config=dict(settings), embed=False)
+    trackio.init(project=PROJECT, name=path.name, config=dict(settings))
     return lambda values, step: trackio.log(dict(values), step=step), lambda failed: trackio.finish()
 
 
@@ -57,7 +57,9 @@ def _mlflow(path: Path, settings: Mapping[str, Any]) -> Opened:
     import mlflow
 
     client = mlflow.MlflowClient()
-    experiment = mlflow.set_experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)).experiment_id
+    project = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
+    there = client.get_experiment_by_name(project)
+    experiment = client.create_experiment(project) if there is None else there.experiment_id
     run = client.create_run(experiment, run_name=path.name).info.run_id
     mlflow.log_params(dict(settings), run_id=run)
 
@@ -73,11 +75,11 @@ def _mlflow(path: Path, settings: Mapping[str, Any]) -> Opened:
 
 LOGGERS: dict[str, tuple[Callable[[Path, Mapping[str, Any]], Opened], str]] = {
     "tensorboard": (_tensorboard, "torch.utils.tensorboard"),
-    "trackio": (_trackio, "trackio"),
-    "wandb": (_wandb, "wandb"),
-    "mlflow": (_mlflow, "mlflow"),
+    "trackio": (_trackio, "trackio.run"),
+    "wandb": (_wandb, "wandb.sdk"),
+    "mlflow": (_mlflow, "mlflow.tracking"),
 }
-"""Name -> what opens it, and the module that it needs."""
+"""Name -> what opens it, and a module of the library: runs leave folders of its name, which import as well."""
 
 
 def loggers_named(given: str | Iterable[str] | None) -> tuple[str, ...]:
@@ -158,7 +160,7 @@ def logged_to(
         for name in names:
             try:
                 with contextlib.redirect_stdout(sys.stderr):
-                    log.opened[name] = LOGGERS[name][0](path, settings)
+                    log.opened[name] = LOGGERS[name][0](path.absolute(), settings)
             except Exception as error:
                 raise InputError(f"{option('log_to')} {name} does not start: {_words(error)}.") from error
         yield log

@@ -70,9 +70,7 @@ def test_no_command_looks_at_the_machine_without_torch(tmp_path):
 
 
 def test_version(tmp_path):
-    from importlib.metadata import version
-
-    assert run_command("--version", cwd=tmp_path).stdout == f"snugfit {version('snugfit')}\n"
+    assert run_command("--version", cwd=tmp_path).stdout == f"snugfit {snugfit.__version__}\n"
 
 
 class FakeCommand:
