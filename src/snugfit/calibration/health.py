@@ -38,7 +38,7 @@ class Check:
     """Broken: snugfit asks for it and it is not there, or it is there and does not work."""
     found: str
     """What is there, or what is wrong."""
-    without: str = ""
+    left_out: str = ""
     """What cannot be done as it is; empty where it is ok."""
     fix: str = ""
     """What to type or do."""
@@ -67,14 +67,14 @@ def _torch(asked: list[Requirement], tried: Tried) -> Check:
     goes = next((one.versions for one in asked if one.library == "torch"), "")
     if tried.problem:
         fix = f"pip install --force-reinstall 'torch{goes}'"
-        return Check(name="torch", state="broken", found=tried.problem, without="everything", fix=fix)
+        return Check(name="torch", state="broken", found=tried.problem, left_out="everything", fix=fix)
     version = tried.facts["version"]
     if not machine.within(version, goes):
         return Check(
             name="torch",
             state="broken",
             found=f"{version}, where {goes} was tested",
-            without="predictions that can be trusted: they rest on private parts of torch",
+            left_out="predictions that can be trusted: they rest on private parts of torch",
             fix=f"pip install 'torch{goes}', or another snugfit",
         )
     built = f"for CUDA {tried.facts['cuda']}" if tried.facts["cuda"] else "for the processor only"
@@ -86,31 +86,34 @@ def _needed(asked: list[Requirement]) -> Check:
     if unmet:
         found = ", ".join(f"{one.library} {one.installed or 'not installed'}" for one in unmet)
         fix = "pip install " + " ".join(f"'{one.library}{one.versions}'" for one in unmet)
-        return Check(name="libraries", state="broken", found=found, without="commands that use them", fix=fix)
+        return Check(name="libraries", state="broken", found=found, left_out="commands that use them", fix=fix)
     return Check(name="libraries", state="ok", found=_listed(asked))
 
 
 def _gpu(cards: list[Gpu], torch: Tried) -> Check:
     card = torch.facts.get("card")
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if cards and not card and not torch.problem:
+        hidden = "" if visible is None else f" (CUDA_VISIBLE_DEVICES is {visible!r})"
         return Check(
             name="GPU",
             state="broken",
-            found=f"{cards[0].name} is there, and torch {torch.facts['version']} cannot use it",
-            without="training on it",
+            found=f"{cards[0].name} is there, and torch {torch.facts['version']} cannot use it{hidden}",
+            left_out="training on it",
             fix="install a torch that is built for CUDA, or a driver that is new enough for it (pytorch.org says which)",
         )
     if not cards and not card:
         found = "none that NVIDIA's driver names"
         return Check(
-            name="GPU", state="missing", found=found, without="training on one; predictions and plans need none"
+            name="GPU", state="missing", found=found, left_out="training on one; predictions and plans need none"
         )
-    names = [f"{one.name}, {format_bytes(one.free_bytes)} free now" if one.free_bytes else one.name for one in cards]
+    free = ("" if one.free_bytes is None else f", {format_bytes(one.free_bytes)} free now" for one in cards)
+    names = [f"{one.name}{more}" for one, more in zip(cards, free, strict=True)]
     return Check(name="GPU", state="ok", found="; ".join(names or [str(card)]))
 
 
 def _extras(asked: list[Requirement], tried: Mapping[str, Tried]) -> Iterator[Check]:
-    for extra, without in EXTRAS.items():
+    for extra, left_out in EXTRAS.items():
         libraries = [one for one in asked if one.extra == extra]
         failed = [one for one in (tried.get(_BREAK.get(two.library, "")) for two in libraries) if one and one.problem]
         unmet = [one for one in libraries if not one.met]
@@ -119,13 +122,13 @@ def _extras(asked: list[Requirement], tried: Mapping[str, Tried]) -> Iterator[Ch
                 name=f"extra {extra}",
                 state="broken",
                 found="; ".join(f"{one.library}: {one.problem}" for one in failed),
-                without=without,
+                left_out=left_out,
                 fix=f"install torch and {failed[0].library} again, together and from the same place",
             )
         elif unmet:
             found = ", ".join(f"{one.library} {one.installed or 'not installed'}" for one in unmet)
             fix = f"pip install 'snugfit[{extra}]'"
-            yield Check(name=f"extra {extra}", state="missing", found=found, without=without, fix=fix)
+            yield Check(name=f"extra {extra}", state="missing", found=found, left_out=left_out, fix=fix)
         elif libraries:
             yield Check(name=f"extra {extra}", state="ok", found=_listed(libraries))
 
@@ -139,7 +142,7 @@ def _compiler() -> Check:
         name="compiler",
         state="missing",
         found=f"none of {', '.join(names)}",
-        without="--compile inductor",
+        left_out="--compile inductor",
         fix="install g++ by your system's means, or name another in CXX",
     )
 
@@ -153,24 +156,24 @@ def _calibration(torch: Tried) -> Check:
         found = [f"{' '.join(one['identity'].values())}, {one['date']}" for one in kept if one]
     if found:
         return Check(name="calibration", state="ok", found="; ".join(found))
-    without = "seconds that hold for this machine: those of typical ones are said instead"
+    left_out = "seconds that hold for this machine: those of typical ones are said instead"
     return Check(
-        name="calibration", state="missing", found="none of this torch", without=without, fix="snugfit calibrate"
+        name="calibration", state="missing", found="none of this torch", left_out=left_out, fix="snugfit calibrate"
     )
 
 
 def _cache() -> Check:
-    without, fix = "answers that are kept: each command measures anew", "set XDG_CACHE_HOME to a folder with room"
+    left_out, fix = "answers that are kept: each command measures anew", "set XDG_CACHE_HOME to a folder with room"
     try:
         folder = calibrations.cache_folder("").absolute()
         there = next(one for one in (folder, *folder.parents) if one.exists())
         free = shutil.disk_usage(there).free
     except (OSError, RuntimeError) as error:
-        return Check(name="cache", state="missing", found=str(error), without=without, fix=fix)
+        return Check(name="cache", state="missing", found=str(error), left_out=left_out, fix=fix)
     found = f"{folder}: {format_bytes(free)} free"
     if not os.access(there, os.W_OK) or free < _LEAST_FREE:
         found += "" if os.access(there, os.W_OK) else ", and it cannot be written"
-        return Check(name="cache", state="missing", found=found, without=without, fix=fix)
+        return Check(name="cache", state="missing", found=found, left_out=left_out, fix=fix)
     return Check(name="cache", state="ok", found=found)
 
 

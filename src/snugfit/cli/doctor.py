@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
     system = {"version": __version__, "python": platform.python_version(), "platform": platform.platform()}
 
     def cells(check: Check) -> tuple[str, str, str]:
-        more = [f"left out: {check.without}"] if check.without else []
+        more = [f"left out: {check.left_out}"] if check.left_out else []
         more += [f"do: {check.fix}"] if check.fix else []
         return check.state, check.name, "\n".join([check.found, *more])
 

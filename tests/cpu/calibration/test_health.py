@@ -60,7 +60,7 @@ def test_what_does_not_work_is_broken(healthy, capsys, name):
     else:
         state["gpus"] = [Gpu(name="NVIDIA L4", free_bytes=2**30, total_bytes=2**34)]
     check = found(name)
-    assert check.state == "broken" and check.without and check.fix
+    assert check.state == "broken" and check.left_out and check.fix
     assert main(["doctor", "--json"]) == 2
     told = json.loads(capsys.readouterr().out)
     assert told["works"] is False
