@@ -43,11 +43,12 @@ test-torch:  ## the whole test suite with another torch, in an environment of it
 	@test -n "$(VERSION)" || { echo "say which torch: make test-torch VERSION=2.11.0" >&2; exit 2; }
 	$(MAKE) test VENV=.venv-torch-$(VERSION) TORCH=torch==$(VERSION)
 
-check: $(VENV)/.dev  ## lint, formatting, types, and which room may import which
+check: $(VENV)/.dev  ## lint, formatting, types, which room may import which, and the container file
 	$(RUN) -m ruff check src tests benchmarks examples
 	$(RUN) -m ruff format --check src tests benchmarks examples
 	$(RUN) -m mypy
 	$(VENV)/bin/lint-imports --no-cache
+	$(VENV)/bin/hadolint Containerfile
 
 gpu:  ## what needs a CUDA device, with the interpreter and packages at hand; installs nothing, does what is missing
 	@status=0; \

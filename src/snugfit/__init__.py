@@ -52,6 +52,7 @@ _LATE = {
     "estimate": "snugfit.simulator.estimate",
     "estimate_for": "snugfit.interop.trainer_estimate",
     "load_adapter": "snugfit.training.adapter_file",
+    "load_ipython_extension": "snugfit.cli.notebook",
     "merge_adapter": "snugfit.training.adapter_file",
     "plan": "snugfit.planner.plan",
     "plan_for": "snugfit.interop.trainer_plan",

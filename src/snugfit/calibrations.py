@@ -6,6 +6,7 @@ measurement that no longer holds is not found rather than wrong.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -46,6 +47,21 @@ def kept(identity: Mapping[str, Any]) -> dict[str, Any] | None:
         problem = f"{type(error).__name__}: {error}"
     warn(f"the calibration in {path} cannot be used ({problem}) and is ignored; `snugfit calibrate` makes it anew.")
     return None
+
+
+def identities() -> list[dict[str, Any]]:
+    """Returns what there are calibrations of: of any device, torch and settings of this machine."""
+    try:
+        files = sorted(cache_folder("calibrations").glob("*.json"))
+    except (OSError, RuntimeError):
+        return []
+    found = []
+    for path in files:
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            identity = json.loads(path.read_text(encoding="utf-8"))["identity"]
+            if place_of(identity) == path:  # one that an earlier version wrote is elsewhere
+                found.append(identity)
+    return found
 
 
 def keep(identity: Mapping[str, Any], found: Mapping[str, Any]) -> Path:

@@ -78,7 +78,6 @@ IMPORTS = {
         *(f"snugfit.techniques.{name}.apply" for name in ASKED_BY_EACH_STEP),
         "snugfit.training.adapter_file",
         "snugfit.runs.loop",
-        "snugfit.runs.tensorboard",
         "snugfit.simulator.real_run",
         "snugfit.workers.skeleton",
     ),

@@ -15,9 +15,10 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, NoReturn
 
+from snugfit import __version__
 from snugfit.errors import InputError, SnugfitError, SnugfitWarning, did_you_mean, nearest, on_command_line
 
 COMMANDS = {
@@ -32,6 +33,8 @@ COMMANDS = {
     "techniques": "explain what can be done to save memory",
     "devices": "list the known devices",
     "calibrate": "measure this machine once, so that predictions of time hold for it",
+    "completion": "print a script with which a shell completes commands, options and their values",
+    "doctor": "say what is installed here and works, what is missing, and how to get it",
     "verify": "train by six recipes, and hold what was measured against what was predicted",
 }
 """Subcommand, which is also the name of its file -> what it is for."""
@@ -40,15 +43,6 @@ TAKE_SCRIPTS = ("estimate", "plan", "check")
 """Commands that take a training script in place of a model; the words behind it are its own."""
 _SIGPIPE_EXIT = 141
 """What a shell reports for a program whose reader went away."""
-
-
-_FIRST = """say what to do, for example
-  snugfit estimate torchvision:resnet50 --batch-size 64 --device all      what a step needs, on which cards it fits
-  snugfit estimate --device rtx-4090 train.py --lr 3e-4      the same of your own script, as it is
-  snugfit plan torchvision:resnet50 --batch-size 64 --device rtx-3060-12gb --budget 4GiB      how to train in less
-  snugfit train torchvision:resnet18 --data digits --budget 1GiB      plan and train here
-and `snugfit --help` for all commands."""
-"""What is said to somebody who types no command."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -92,27 +86,16 @@ def _main(argv: Sequence[str] | None) -> int:
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """Reads the arguments, with a hint for each unknown name; `run` of the result is the subcommand's function."""
-    parser = _Parser(prog="snugfit", description="Train any PyTorch model in the memory you have.")
-    version = _version() if "--version" in argv else ""
-    parser.add_argument("--version", action="version", version=version, help="print the version and exit")
-    commands = parser.add_subparsers(metavar="COMMAND", title="commands", required=True)
     if not argv:
-        raise InputError(_FIRST)
+        from snugfit.cli.first_words import first_words
+
+        raise InputError(first_words())
     chosen = next((word for word in argv if not word.startswith("-")), None)
     if chosen is not None and chosen not in COMMANDS:
         raise InputError(f"unknown command {chosen!r}; {did_you_mean(chosen, COMMANDS)} See `snugfit --help`.")
     argv, of_script = _up_to_script(argv) if chosen in TAKE_SCRIPTS else (argv, [])
-    options = _options_of(parser)
-    for name, purpose in COMMANDS.items():
-        command = commands.add_parser(
-            name,
-            help=purpose,
-            description=purpose[0].upper() + purpose[1:] + ".",
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
-        if name == chosen:
-            command.set_defaults(run=_add_arguments(command, name))
-            options = _options_of(command)
+    parser, commands = parser_with([chosen])
+    options = _options_of(commands.get(chosen or "", parser))
     see = "see `snugfit --help`." if chosen is None else f"see `snugfit {chosen} --help`."
     wrong = [word.partition("=")[0] for word in argv] if chosen is None else []
     if wrong := [word for word in wrong if word.strip("-") and word not in options]:
@@ -129,6 +112,24 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         raise InputError(f"unexpected argument {word!r}; {see}")
     args.of_script = of_script
     return args
+
+
+def parser_with(names: Collection[str | None]) -> tuple[_Parser, dict[str, _Parser]]:
+    """Returns the parser of all commands, of which those of these names have their arguments; and the commands' own."""
+    parser = _Parser(prog="snugfit", description="Train any PyTorch model in the memory you have.")
+    version = f"snugfit {__version__}"
+    parser.add_argument("--version", action="version", version=version, help="print the version and exit")
+    group, commands = parser.add_subparsers(metavar="COMMAND", title="commands", required=True), {}
+    for name, purpose in COMMANDS.items():
+        commands[name] = group.add_parser(
+            name,
+            help=purpose,
+            description=purpose[0].upper() + purpose[1:] + ".",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        if name in names:
+            commands[name].set_defaults(run=_add_arguments(commands[name], name))
+    return parser, commands
 
 
 def is_script(word: str) -> bool:
@@ -181,12 +182,6 @@ def _with_negative_values(argv: Sequence[str]) -> list[str]:
         else:
             words.append(word)
     return words
-
-
-def _version() -> str:
-    from importlib.metadata import version
-
-    return f"snugfit {version('snugfit')}"
 
 
 class _Parser(argparse.ArgumentParser):

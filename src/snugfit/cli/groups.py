@@ -8,6 +8,7 @@ from typing import Annotated
 from snugfit.cli import output
 
 Name = Annotated[str, "NAME"]
+Names = Annotated[str, "NAMES"]
 Count = Annotated[int, "N"]
 File = Annotated[Path, "FILE"]
 Folder = Annotated[Path, "DIR"]

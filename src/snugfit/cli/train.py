@@ -39,8 +39,9 @@ class RunOptions:
     """also predict what the recipe takes, before training; --budget does"""
     tune: bool = True
     """with --budget, the first steps go by recipes that promise about as much, in turn, and the others by the fastest"""
-    tensorboard: bool = False
-    """also write event files for TensorBoard"""
+    log_to: groups.Names
+    """loggers that get the metrics too, and predicted and measured memory: tensorboard, trackio, wandb or mlflow, several
+    with commas"""
 
 
 class MachineOptions:

@@ -17,6 +17,7 @@ from snugfit.devices import Device
 from snugfit.errors import CannotSimulateError, DoesNotFitError, InputError
 from snugfit.fake_device.assumptions import AssumeArgument
 from snugfit.interop.trainer_job import TrainerJob, check_trainer, set_fields
+from snugfit.report.notebook import ShownAsCard
 from snugfit.techniques.levels import LEVELS, Level
 from snugfit.units import MIB, format_bytes, format_seconds
 
@@ -49,7 +50,7 @@ class Tried:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class TrainerPlan:
+class TrainerPlan(ShownAsCard):
     """The fastest arguments that were found to fit a budget."""
 
     arguments: Any

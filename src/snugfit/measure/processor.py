@@ -47,7 +47,7 @@ def this_processor() -> Processor:
 
     from snugfit import private_torch
 
-    model, features = _model_and_features()
+    model, features = model_and_features()
     return Processor(
         model=model,
         features=features,
@@ -59,7 +59,8 @@ def this_processor() -> Processor:
 
 
 @functools.cache
-def _model_and_features() -> tuple[str, tuple[str, ...]]:
+def model_and_features() -> tuple[str, tuple[str, ...]]:
+    """Returns the processor's name and the vector instructions that it offers; loads no torch."""
     rows: dict[str, str] = {}
     try:
         with Path("/proc/cpuinfo").open(encoding="utf-8", errors="replace") as file:

@@ -20,6 +20,7 @@ from snugfit.json_files import read_json
 from snugfit.planner.leaner import ever_leaner
 from snugfit.planner.margin import Margin
 from snugfit.recipe import Recipe
+from snugfit.report.notebook import ShownAsCard
 from snugfit.report.words import recipe_in_words
 from snugfit.units import MIB, format_bytes, parse_bytes
 from snugfit.workload import Workload
@@ -49,7 +50,7 @@ class BudgetPoint:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class BudgetAnswer:
+class BudgetAnswer(ShownAsCard):
     """What a plan answers for another budget; `snugfit.prepare` takes it as it takes a plan."""
 
     title: str

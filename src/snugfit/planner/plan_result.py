@@ -14,6 +14,7 @@ from snugfit.planner.budgets import BudgetAnswer, Budgets
 from snugfit.planner.elsewhere import Elsewhere
 from snugfit.planner.rivals import Rival
 from snugfit.recipe import Recipe
+from snugfit.report.notebook import ShownAsCard
 from snugfit.simulator.prediction import Estimate
 
 
@@ -50,7 +51,7 @@ class GpusTried:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Plan:
+class Plan(ShownAsCard):
     """The fastest recipe that was found to fit a budget."""
 
     recipe: Recipe

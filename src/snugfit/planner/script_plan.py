@@ -24,6 +24,7 @@ from snugfit.planner.planner import Planner
 from snugfit.planner.probe import Probe, Simulations
 from snugfit.recipe import Recipe
 from snugfit.recording.recording import Recording
+from snugfit.report.notebook import ShownAsCard
 from snugfit.simulator.own_script import ASSUMED, fresh_workers, record_script
 from snugfit.simulator.script import check_script
 from snugfit.simulator.script_lines import STYLES, Lines
@@ -50,7 +51,7 @@ class ScriptLines:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class ScriptPlan:
+class ScriptPlan(ShownAsCard):
     """A plan for a script, and what to paste into it."""
 
     plan: Plan

@@ -58,8 +58,8 @@ class RunConfig:
     """Newest checkpoints that stay."""
     download: bool = False
     """Whether data and models may be fetched."""
-    tensorboard: bool = False
-    """Whether event files are written."""
+    log_to: tuple[str, ...] = ()
+    """Loggers that get the metrics too."""
     progress: bool = True
     """Whether progress is shown."""
     rdzv: str | None = None

@@ -25,6 +25,7 @@ from snugfit.runs.chosen import Chosen
 from snugfit.runs.config import RunConfig
 from snugfit.runs.given import check_batch
 from snugfit.runs.job import Job, open_job
+from snugfit.runs.loggers import check_loggers, flat, logged_to
 from snugfit.runs.loop import Loop
 from snugfit.runs.loop_result import LoopResult
 from snugfit.runs.model_parts import stored_start
@@ -34,7 +35,6 @@ from snugfit.runs.result import TrainResult, measured_by_all, summary_of
 from snugfit.runs.run_device import RunDevice, run_device
 from snugfit.runs.run_dir import RunDirectory
 from snugfit.runs.stop_signal import StopSignal
-from snugfit.runs.tensorboard import check_tensorboard, tensorboard_rows
 from snugfit.runs.text_parts import save_for_transformers
 from snugfit.runs.tuned import watch_tuning, with_rivals_to_time
 from snugfit.techniques.adapter.layers import adapted_layers
@@ -58,12 +58,14 @@ def execute(config: RunConfig) -> TrainResult:
             config = dataclasses.replace(config, chosen=_after_shortages(config, processes))
         where = run_device(config.request.device)
         job = open_job(config.request, download=config.download)
-        if config.tensorboard:
-            check_tensorboard()
+        check_loggers(config.log_to)
         job.check()
         chosen = processes.from_first(lambda: _decided(config, job, where, processes))
         where.check(chosen.recipe)
         chosen = with_rivals_to_time(chosen, where, job.steps)
+        settings = flat(recipe=chosen.recipe.to_mapping(), **job.request.to_mapping())
+        names = config.log_to if processes.first else ()
+        log = around.enter_context(logged_to(names, config.run_dir, settings, chosen.predicted))
         device = around.enter_context(where.entered())
         # Each recipe that is timed is recorded to its end: what a change releases was then allocated before its eyes.
         meter = meter_for(device, window_steps=STEPS_EACH if chosen.to_be_tuned else 3)
@@ -91,10 +93,10 @@ def execute(config: RunConfig) -> TrainResult:
                 if stored is not None:
                     run_dir.note_start(fingerprint(stored))
             # Signals are caught from here on: what is trained is never lost between two statements.
-            wanted = config.tensorboard and processes.first
-            events = tensorboard_rows(run_dir.path) if wanted else contextlib.nullcontext()
-            with _stop_signal(processes) as stop, events as rows:
-                loop = Loop(trainer, job.data, job.task, run_dir, total_steps=job.steps, observer=watch, on_row=rows)
+            with _stop_signal(processes) as stop:
+                loop = Loop(
+                    trainer, job.data, job.task, run_dir, total_steps=job.steps, observer=watch, on_row=log.take
+                )
                 busy = time.process_time()
                 result = _run(loop, stop, config, memory)
                 busy = time.process_time() - busy
@@ -104,6 +106,7 @@ def execute(config: RunConfig) -> TrainResult:
             summary = summary_of(loop, job.request, where, measured, result, processes) | watch.result(measured)
             found = chosen.tuned if tuning is None or tuning.kept is None else tuning.to_mapping()
             summary |= {"tuning": found, "predicted": chosen.of_all_tried(found)}
+            log.end(summary)
             _write_results(loop, job, summary)
             processes.all(None)  # nobody leaves before all is written
         model = trainer.model if processes.count == 1 else None  # of several nobody is given the model

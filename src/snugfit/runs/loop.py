@@ -57,7 +57,7 @@ class Loop:
     """Told of each step."""
     progress: Progress | None = None
     """Shows the run to a person; None: nobody looks."""
-    on_row: Callable[[Mapping[str, Any]], None] | None = None
+    on_row: Callable[[Mapping[str, Any]], None] = lambda row: None
     """Gets each row of metrics too."""
 
     def __post_init__(self) -> None:
@@ -262,9 +262,7 @@ class Loop:
     def _row(self, row: dict[str, Any]) -> None:
         clean = {key: finite(value) if isinstance(value, float) else value for key, value in row.items()}
         self._write(lambda: self.run_dir.log(clean))
-        if self.on_row is not None:
-            on_row = self.on_row
-            self._write(lambda: on_row(clean))
+        self.on_row(clean)
 
     def _write(self, action: Callable[[], object]) -> None:
         try:

@@ -1,4 +1,4 @@
-"""Progress for people, on stderr only: a bar with time left on a terminal, single lines elsewhere."""
+"""Progress for people, on stderr only: a bar with time left on a terminal or in a notebook, single lines elsewhere."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable
 from typing import Any, TextIO
 
+from snugfit.library_imports import importing
+from snugfit.report.notebook import in_notebook
 from snugfit.units import format_bytes, format_seconds
 
 LINE_SECONDS = 30.0
@@ -17,7 +19,7 @@ Memory = tuple[int, int]
 
 
 class Progress:
-    """Shows how far a run is: a bar on a terminal, lines elsewhere."""
+    """Shows how far a run is: a bar on a terminal or in a notebook, lines elsewhere."""
 
     def __init__(
         self,
@@ -39,8 +41,9 @@ class Progress:
         self._started = self._shown = time.monotonic()
         self._line_seconds = line_seconds
         self._bar: Any = None
-        if self._stream.isatty():
-            from tqdm import tqdm
+        if self._stream.isatty() or in_notebook():
+            with importing():  # without ipywidgets a notebook gets a bar of text, and is told so at length
+                from tqdm.auto import tqdm
 
             self._bar = tqdm(
                 total=total_steps, initial=steps_done, unit="step", file=self._stream, dynamic_ncols=True, leave=False

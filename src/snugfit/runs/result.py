@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from snugfit.fidelity import Fidelity
 from snugfit.recipe import Recipe
+from snugfit.report.notebook import ShownAsCard
 from snugfit.runs.processes import Processes
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ _PEAKS = ("peak_reserved_bytes", "peak_tensor_bytes", "peak_allocated_bytes")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class TrainResult:
+class TrainResult(ShownAsCard):
     """The result of a run."""
 
     model: nn.Module | None = None

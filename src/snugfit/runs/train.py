@@ -13,6 +13,7 @@ from snugfit.recipe import Recipe
 from snugfit.runs.config import RunConfig
 from snugfit.runs.joining import joined
 from snugfit.runs.launching import check_machines, launched
+from snugfit.runs.loggers import loggers_named
 from snugfit.runs.processes import DEFAULT_TIMEOUT
 from snugfit.runs.request import Given, model_arguments, name_of
 from snugfit.runs.result import TrainResult
@@ -55,7 +56,7 @@ def train(
     resume: bool = False,
     overwrite: bool = False,
     keep_checkpoints: int = DEFAULT_KEEP,
-    tensorboard: bool = False,
+    log_to: str | Iterable[str] | None = None,
     progress: bool = True,
     rdzv: str | None = None,
     rdzv_timeout: float = DEFAULT_TIMEOUT,
@@ -105,7 +106,8 @@ def train(
         resume: Whether to go on with the run in `run_dir`, exactly where it stopped.
         overwrite: Whether the run in `run_dir` is replaced.
         keep_checkpoints: Newest checkpoints that stay.
-        tensorboard: Whether event files for TensorBoard are written.
+        log_to: Loggers that get the metrics too, and predicted and measured memory: tensorboard, trackio, wandb or mlflow,
+            several with commas.
         progress: Whether progress is shown on stderr. What was chosen on the way is logged under `snugfit`.
         rdzv: HOST:PORT where the processes of several machines (`nodes`) meet; the same on all of them.
         rdzv_timeout: Seconds that processes wait for each other at the start.
@@ -159,7 +161,7 @@ def train(
             "tune": tune,
             "keep_checkpoints": keep_checkpoints,
             "download": download,
-            "tensorboard": tensorboard,
+            "log_to": loggers_named(log_to),
             "progress": progress,
             "rdzv": rdzv,
             "rdzv_timeout": rdzv_timeout,

@@ -28,6 +28,7 @@ from snugfit.recording.sources import Source
 from snugfit.recording.tensor_bytes import TensorBytes
 from snugfit.recording.trace import Trace
 from snugfit.recording.uneven_sizes import UnevenSize, uneven_sizes
+from snugfit.report.notebook import ShownAsCard
 from snugfit.simulator.costs import Cost, check_priced, costs_of, read_prices
 from snugfit.units import numbers_in_words
 
@@ -82,7 +83,7 @@ class OnGpus:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Estimate:
+class Estimate(ShownAsCard):
     """What a training run needs, predicted."""
 
     title: str

@@ -1,5 +1,6 @@
 """The command as such: help without torch, hints for typos, one line for errors and warnings, pipes that close."""
 
+import os
 import subprocess
 import sys
 import warnings
@@ -55,12 +56,21 @@ def test_no_command_says_what_to_type_first(capsys):
     assert [words[0] for words in commands] == ["estimate", "estimate", "plan", "train"]
     for words in commands:
         assert parse(words).run
+    assert len(err.splitlines()) == 10
+    assert [line.split()[0] for line in err.splitlines()[-3:]] == ["GPU", "torch", "calibrated"]
+
+
+def test_no_command_looks_at_the_machine_without_torch(tmp_path):
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho NVIDIA L4, 2048, 23034\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    code = "import sys\nfrom snugfit.cli import main\nmain([])\nassert not {'torch', 'numpy'} & set(sys.modules)"
+    paths = {**environment(), "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
+    said = subprocess.run([sys.executable, "-c", code], env=paths, capture_output=True, text=True, check=True).stderr
+    assert "NVIDIA L4, 2.00 GiB of 22.5 GiB free now" in said
 
 
 def test_version(tmp_path):
-    from importlib.metadata import version
-
-    assert run_command("--version", cwd=tmp_path).stdout == f"snugfit {version('snugfit')}\n"
+    assert run_command("--version", cwd=tmp_path).stdout == f"snugfit {snugfit.__version__}\n"
 
 
 class FakeCommand:

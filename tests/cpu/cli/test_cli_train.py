@@ -274,11 +274,14 @@ def test_killed_before_the_first_checkpoint_it_starts_over(here, capsys):
 def test_tensorboard_files_hold_the_rows(here):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    assert main(words("--run-dir", "run", "--tensorboard")) == 0
+    assert main(words("--run-dir", "run", "--predict", "--log-to", "tensorboard")) == 0
     events = EventAccumulator(str(here / "run" / "tensorboard"))
     events.Reload()
     assert [event.step for event in events.Scalars("loss")] == [1, 2, 3]
     assert [event.step for event in events.Scalars("test_accuracy")] == [3]
+    summary = json.loads((here / "run" / "summary.json").read_text())
+    for kind in ("predicted", "measured"):
+        assert events.Scalars(f"memory/{kind}_peak_tensor_bytes")[-1].value == summary[kind]["peak_tensor_bytes"]
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,9 @@ MISSING = {
     "datasets": [wrong("train hf:llama/config.json --data hf:nothing --seq-len 16", "datasets", INSTALL)],
     "sklearn.datasets": [wrong("train model.py:build --data digits", "digits", INSTALL)],
     "torch.utils.tensorboard": [
-        wrong("train model.py:build --data random --image-size 8 --tensorboard", "tensorboard", INSTALL)
+        wrong("train model.py:build --data random --image-size 8 --log-to tensorboard", "snugfit[report]", INSTALL)
     ],
+    "wandb": [wrong("train model.py:build --data random --image-size 8 --log-to wandb", "snugfit[wandb]", INSTALL)],
 }
 
 

@@ -50,3 +50,13 @@ def test_bar_on_a_terminal():
             text += os.read(parent, 65536).decode()
     os.close(parent)
     assert "4/4" in text and "loss 3, 7 samples/s" in text and "a line above" in text
+
+
+def test_bar_in_a_notebook(monkeypatch):
+    monkeypatch.setattr("snugfit.runs.progress.in_notebook", lambda: True)
+    stream = io.StringIO()
+    progress = Progress(total_steps=4, stream=stream)
+    progress.advance()
+    progress.show(1.0, 7.0)
+    progress.close()
+    assert "1/4" in stream.getvalue() and "loss 1, 7 samples/s" in stream.getvalue()
