@@ -1,0 +1,24 @@
+"""The quickstart and the tutorials do what they say: their code is run, and prints what they show."""
+
+import importlib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+PAGES = [ROOT / "docs" / "quickstart.md", *sorted((ROOT / "docs" / "tutorials").glob("*.md"))]
+
+
+def first_words(text):
+    """What begins the lines: the names of what is printed, whatever the numbers are here."""
+    return {line.split()[0] for line in text.splitlines() if line[:1].strip() and not line.startswith("...")}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_a_tutorial_runs_as_written(page, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT))
+    monkeypatch.chdir(tmp_path)
+    _, outputs = importlib.import_module("benchmarks.tutorials").run(page)
+    assert outputs
+    for shown, printed in outputs:
+        assert first_words(shown) <= first_words(printed)
