@@ -46,7 +46,7 @@ def run(page: Path) -> tuple[str, list[tuple[str, str]]]:
 
     def carried_out(found: re.Match[str]) -> str:
         if found["shown"] is not None:
-            lines = [line.rstrip() for line in printed.getvalue().strip().splitlines()]
+            lines = [line.rstrip() for line in printed.getvalue().strip("\n").splitlines()]
             outputs.append((found["shown"], printed.getvalue()))
             printed.seek(0), printed.truncate()
             most = int(found["most"] or len(lines))
