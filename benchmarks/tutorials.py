@@ -62,8 +62,14 @@ def run(page: Path) -> tuple[str, list[tuple[str, str]]]:
                 _type(shlex.split(line, comments=True))
         return found[0]
 
-    with contextlib.redirect_stdout(printed), mock.patch.object(sys, "path", [str(Path.cwd()), *sys.path]):
-        return _BLOCK.sub(carried_out, text), outputs
+    folder = str(Path.cwd())
+    with contextlib.redirect_stdout(printed), mock.patch.object(sys, "path", [folder, *sys.path]):
+        try:
+            return _BLOCK.sub(carried_out, text), outputs
+        finally:  # another page has another model.py
+            for name, module in list(sys.modules.items()):
+                if str(getattr(module, "__file__", None)).startswith(folder):
+                    del sys.modules[name]
 
 
 def _type(words: list[str]) -> None:

@@ -29,9 +29,8 @@ def headings(page):
 
 
 def test_every_page_is_in_the_navigation_once():
-    settings = yaml.load(
-        (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), yaml.BaseLoader
-    )  # one is a call of a function
+    text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    settings = yaml.load(text, yaml.BaseLoader)  # a safe one refuses the call of a function that one of them is
     assert sorted(listed(settings["nav"])) == sorted(page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md"))
 
 
