@@ -10,7 +10,7 @@ SPLIT = -n 2 --dist worksteal
 # hundreds of processes that tests start read what the first has compiled, also where a shell forbids to write that down
 TESTED = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=$(THREADS) $(RUN) -m pytest
 
-.PHONY: demo demo-gpus matrices test test-fast test-card card-mutants slow-tests test-torch check gpu bench docs clean
+.PHONY: demo demo-gpus matrices test test-fast test-card card-mutants slow-tests test-torch check site gpu bench docs clean
 
 demo: $(VENV)/.demo  ## the ladder on real data: plain training against every technique, measured
 	$(RUN) -m snugfit ladder examples/digits_vit.py:model --data digits --out runs/demo --overwrite \
@@ -43,12 +43,15 @@ test-torch:  ## the whole test suite with another torch, in an environment of it
 	@test -n "$(VERSION)" || { echo "say which torch: make test-torch VERSION=2.11.0" >&2; exit 2; }
 	$(MAKE) test VENV=.venv-torch-$(VERSION) TORCH=torch==$(VERSION)
 
-check: $(VENV)/.dev  ## lint, formatting, types, which room may import which, and the container file
+check: $(VENV)/.dev site  ## lint, formatting, types, which room may import which, the container file, and that the site builds
 	$(RUN) -m ruff check src tests benchmarks examples
 	$(RUN) -m ruff format --check src tests benchmarks examples
 	$(RUN) -m mypy
 	$(VENV)/bin/lint-imports --no-cache
 	$(VENV)/bin/hadolint Containerfile
+
+site: $(VENV)/.dev  ## the documentation as a site in build/site; a link that leads nowhere ends it
+	$(VENV)/bin/zensical build --strict
 
 gpu:  ## what needs a CUDA device, with the interpreter and packages at hand; installs nothing, does what is missing
 	@status=0; \
@@ -66,7 +69,7 @@ docs: $(VENV)/.dev  ## regenerate what holds numbers or repeats the code, from r
 	$(RUN) -m benchmarks.documents
 
 clean:
-	rm -rf $(VENV) .venv-torch-* runs build
+	rm -rf $(VENV) .venv-torch-* runs build .cache
 
 $(VENV)/bin/python:
 	$(PYTHON) -c "import sys; assert sys.version_info >= (3, 10), 'snugfit needs Python 3.10 or newer'"

@@ -1,4 +1,4 @@
-"""Makes the parts of the documents that hold numbers or repeat the code: results, the recipe's fields, the rooms.
+"""Makes the parts of the documents that hold numbers or repeat the code: results, fields, commands, rooms.
 
 The ladder of `make demo` is taken over into `benchmarks/results/demo_ladder.json` with `--demo runs/demo/ladder.json`.
 
@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from benchmarks.cli_page import cli_page
 from benchmarks.cold_page import cold_page
 from benchmarks.compiled_tables import compiled_table, published_compiled_table
 from benchmarks.gpu.rows import read_rows
@@ -302,6 +303,7 @@ def main() -> None:
             text = made(json.loads(results.read_text(encoding="utf-8")))
             (ROOT / "docs" / f"{page}.md").write_text(text, encoding="utf-8")
     (ROOT / "docs" / "recipe.md").write_text(fields_page(), encoding="utf-8")
+    (ROOT / "docs" / "reference" / "cli.md").write_text(cli_page(), encoding="utf-8")
 
 
 if __name__ == "__main__":

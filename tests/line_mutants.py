@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-COPIED = ("src", "tests", "benchmarks", "examples", "docs", "pyproject.toml", "README.md", "Makefile")
+COPIED = ("src", "tests", "benchmarks", "examples", "docs", "mkdocs.yml", "pyproject.toml", "README.md", "Makefile")
 SIMPLE = (ast.Expr, ast.Assign, ast.AugAssign, ast.Return, ast.Raise, ast.Delete, ast.Continue, ast.Break)
 SLOWER = 3  # a mutant whose tests take so many times as long as without it, and a minute, has no end: it is noticed
 

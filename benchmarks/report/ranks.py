@@ -123,7 +123,7 @@ def _ddp(results: Path) -> str:
         return ""
     found = json.loads(file.read_text(encoding="utf-8"))
     text = (
-        f"**Plain DDP** ([how it is predicted](several_gpus.md#your-own-ddp)) in {found['ranks']} processes on a CPU: "
+        f"**Plain DDP** ([how it is predicted](../several_gpus.md#your-own-ddp)) in {found['ranks']} processes on a CPU: "
         f"{found['within_2_percent']} of {len(found['rows'])} within 2 %. `python -m benchmarks.ddp`."
     )
     lines = table(

@@ -4,6 +4,7 @@ Examples:
   snugfit verify
   snugfit verify torchvision:resnet18 --model-arg num_classes=10 --image-size 64 --batch-size 16
   snugfit verify hf:config.json --seq-len 128 --batch-size 4 --device cuda --out rows.jsonl
+  snugfit verify model.py:build --image-size 64 --batch-size 16 --report report.json
 
 Every recipe trains on random data in a process of its own. On a processor time is predicted after `snugfit calibrate`.
 """
@@ -19,6 +20,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from snugfit.calibration import verification
+from snugfit.calibration.verify_report import report
 from snugfit.cli import groups, options, output
 from snugfit.cli.calibrate import device_of
 from snugfit.errors import InputError
@@ -30,6 +32,8 @@ DEFAULT_MINUTES = 5
 _TITLES = ("recipe", "predicted", "measured", "off", "a step", "measured", "off", "remark")
 _WIDTHS = (19, 10, 10, 7, 9, 9, 6, 6)
 _NUMBERS = range(1, 7)
+_SHAPES = ("model_arg", "task", "image_size", "seq_len")
+"""Options of a MODEL."""
 
 
 class VerifyOptions:
@@ -43,6 +47,8 @@ class VerifyOptions:
     """no recipe begins that would end later, as far as the ones before tell; at least one is run"""
     out: groups.File
     """also write the rows to this file, one JSON object a line"""
+    report: groups.File
+    """also write a file to attach to an issue: the rows, this machine and its versions, as JSON"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -61,8 +67,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Runs the recipes one after the other and prints a table."""
-    output.check_files(args, out=())
-    words = _words(args, device_of(args.device))
+    output.check_files(args, out=(), report=(".json",))
+    device = device_of(args.device)
+    words = _words(args, device)
     rows: list[dict[str, Any]] = []
     chosen = verification.recipes(args.batch_size)
     print(f"snugfit: {len(chosen)} recipes, in at most about {args.minutes} minutes (--minutes)", file=sys.stderr)
@@ -92,6 +99,10 @@ def run(args: argparse.Namespace) -> int:
         print("No time is predicted for this device yet: `snugfit calibrate` measures it in a minute.")
     lines = "".join(json.dumps(row) + "\n" for row in rows)
     output.write_file(args.out, lambda path: path.write_text(lines, encoding="utf-8"))
+    if args.report is not None:
+        asked = {name: getattr(args, name) for name in ("model", "batch_size", *_SHAPES)}
+        text = json.dumps(report(asked, device, rows), indent=1) + "\n"
+        output.write_file(args.report, lambda path: path.write_text(text, encoding="utf-8"))
     return 0
 
 
@@ -99,11 +110,7 @@ def _words(args: argparse.Namespace, device: str) -> list[str]:
     """Returns model, shapes and device as options of `snugfit train`."""
     words = [verification.STOCK if args.model is None else args.model, "--device", device]
     if args.model is None:
-        given = [
-            f"--{name.replace('_', '-')}"
-            for name in ("model_arg", "task", "image_size", "seq_len")
-            if getattr(args, name)
-        ]
+        given = [f"--{name.replace('_', '-')}" for name in _SHAPES if getattr(args, name)]
         if given:
             raise InputError(f"{', '.join(given)} is for a MODEL of yours, and none is named.")
         return [*words, "--image-size", str(verification.STOCK_IMAGE_SIZE)]

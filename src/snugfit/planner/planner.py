@@ -349,13 +349,11 @@ class Planner:
         return Smallest(leanest)
 
     def ever_leaner(self, smallest: Smallest, enough_bytes: int = 0) -> Iterator[Probe | None]:
-        """Yields the plain recipe, one with every block checkpointed, one with all that saves memory, and one that keeps
-        activations on the host: where a single block needs most of the memory, only that helps.
-        """
+        """Yields the plain recipe, every block checkpointed, all that saves memory, and activations on the host."""
         yield smallest.space.tried({})
         yield smallest.space.tried(EVERYWHERE["recompute"])
         yield smallest.start(self.constraints.widest, enough_bytes)
-        yield smallest.space.tried(EVERYWHERE["offload"])
+        yield smallest.space.tried(EVERYWHERE["offload"])  # helps alone where what is no block needs the most
 
     def _plan(self, best: Probe, fallbacks: tuple[Recipe, ...], budget_bytes: int, capacity: int) -> Plan:
         search = self.search

@@ -1,11 +1,13 @@
 """`snugfit verify`: six recipes, run as `snugfit train` runs them."""
 
 import functools
+import importlib.metadata
 import itertools
 import json
 
 import pytest
 
+import snugfit
 from snugfit.calibration import verification
 from snugfit.calibration.calibrate import calibrate
 from snugfit.cli import main
@@ -52,6 +54,19 @@ def test_each_recipe_is_a_row_with_what_was_predicted_and_measured(fast, capsys,
     assert rows[0]["measured"]["step_seconds"] == pytest.approx(0.1) and "error" in rows[2]
     assert main(["verify", "--device", "cpu", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["rows"] == rows
+
+
+def test_a_report_has_the_rows_the_machine_and_its_versions(fast, tmp_path, capsys):
+    import torch
+
+    file = tmp_path / "report.json"
+    assert main(["verify", "--device", "cpu", "--batch-size", "4", "--report", str(file)]) == 0
+    found = json.loads(file.read_text())
+    assert [row["name"] for row in found["rows"]] == list(verification.recipes(4))
+    assert found["asked"]["batch_size"] == 4 and found["asked"]["model"] is None
+    assert found["versions"]["torch"] == importlib.metadata.version("torch") and found["snugfit"] == snugfit.__version__
+    assert f"{torch.get_num_threads()} thread" in found["machine"]["processor"] and found["machine"]["card"] is None
+    assert str(file) in capsys.readouterr().err
 
 
 def test_it_ends_in_time_and_says_what_is_left_out(monkeypatch, capsys):

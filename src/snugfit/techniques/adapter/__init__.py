@@ -62,7 +62,7 @@ class Fields:
     """Dropout on the input of the adapters, 0 to below 1."""
 
     adapter_targets: str | tuple[str, ...] = "all-linear"
-    """Linear layers that get an adapter: all-linear, or name patterns separated by commas, such as *.q_proj,*.v_proj."""
+    """Linear layers that get an adapter: all-linear, or name patterns separated by commas, such as `*.q_proj,*.v_proj`."""
 
     adapter_head: bool = False
     """A language model's output head gets an adapter too."""
