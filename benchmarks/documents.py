@@ -18,6 +18,7 @@ from typing import Any
 from benchmarks.cli_page import cli_page
 from benchmarks.cold_page import cold_page
 from benchmarks.compiled_tables import compiled_table, published_compiled_table
+from benchmarks.gallery_page import gallery_page
 from benchmarks.gpu.rows import read_rows
 from benchmarks.plan_tables import plans_table, quality_table, training_table
 from benchmarks.published_page import published_page
@@ -302,6 +303,9 @@ def main() -> None:
         if results.exists():
             text = made(json.loads(results.read_text(encoding="utf-8")))
             (ROOT / "docs" / f"{page}.md").write_text(text, encoding="utf-8")
+    gallery = ROOT / "docs" / "gallery" / "index.html"
+    gallery.parent.mkdir(exist_ok=True)
+    gallery.write_text(gallery_page(RESULTS), encoding="utf-8")
     (ROOT / "docs" / "recipe.md").write_text(fields_page(), encoding="utf-8")
     (ROOT / "docs" / "reference" / "cli.md").write_text(cli_page(), encoding="utf-8")
 

@@ -22,7 +22,7 @@ import yaml
 from benchmarks.results_file import RESULTS, write
 from snugfit.devices import Device, device_named
 from snugfit.errors import DoesNotFitError, SnugfitError
-from snugfit.planner.constraints import Constraints
+from snugfit.planner.constraints import constraints_from
 from snugfit.planner.places import place_for
 from snugfit.planner.planner import Planner
 from snugfit.planner.probe import Simulations
@@ -40,6 +40,8 @@ METHODS: dict[str, dict[str, str]] = {
     "QLoRA": {"adapter": "lora", "quantize": "nf4"},
 }
 """What is trained, as fields of the recipe that are pinned."""
+ALLOWED = ["exact", "rounding"]
+"""Fidelity of what a plan may use beside that."""
 
 
 def rows_wanted() -> Iterator[tuple[dict[str, Any], str, list[str]]]:
@@ -59,7 +61,7 @@ def command_of(model: dict[str, Any], method: str, card: str) -> str:
     """The command line that gives the row's plan."""
     options = {"batch-size": model["batch_size"], **model.get("options", {}), **METHODS[method]}
     written = " ".join(f"--{name} {value}" for name, value in options.items())
-    return f"snugfit plan {spec_of(model)} {written} --allow rounding --device {card}"
+    return f"snugfit plan {spec_of(model)} {written} --allow {ALLOWED[-1]} --device {card}"
 
 
 def rows_of(
@@ -68,7 +70,7 @@ def rows_of(
     """Plans a model for one card after the other, the largest first; yields rows, and all that was simulated."""
     options = {name.replace("-", "_"): value for name, value in model.get("options", {}).items()}
     subject = named_subject(NamedModel(spec=spec_of(model), **options), Workload(batch_size=model["batch_size"]))
-    constraints = Constraints(allow=frozenset({"exact", "rounding"}), pins=METHODS[method])
+    constraints = constraints_from(allow=ALLOWED, given=METHODS[method], device="card")
     for card in sorted(cards, key=lambda one: -(one.memory_bytes or 0)):
         assert card.memory_bytes is not None
         began = time.process_time()
