@@ -173,8 +173,12 @@ class Budgets:
     def _margin(self, budget_bytes: int) -> int:
         return Margin(share=self.margin_share, source="", least_bytes=self.least_margin_bytes).bytes_of(budget_bytes)
 
-    def _budget_bytes(self, capacity_bytes: int) -> int:
-        """The smallest budget, in whole MiB, of which so much is left."""
+    def budget_for(self, capacity_bytes: int) -> int:
+        """Returns the smallest budget, in whole MiB, of which so much is left.
+
+        Args:
+            capacity_bytes: Memory, margin and CUDA's context taken off.
+        """
         budget = int((capacity_bytes + self.context_bytes) / (1 - self.margin_share)) // MIB * MIB
         while budget - self._margin(budget) - self.context_bytes < capacity_bytes:
             budget += MIB
@@ -182,7 +186,7 @@ class Budgets:
 
     def _too_little(self, budget_bytes: int, capacity_bytes: int) -> DoesNotFitError:
         least = self.points[0]
-        enough = self._budget_bytes(least.from_bytes)
+        enough = self.budget_for(least.from_bytes)
         guessed = next((one for one in self.composed if one.need_bytes <= capacity_bytes), None)
         guess = "" if guessed is None else f" It was composed that this may fit: {recipe_in_words(guessed.recipe)}."
         found = DoesNotFitError(
@@ -226,13 +230,17 @@ class Budgets:
 
 
 def budgets_in(path: Path) -> Budgets:
-    """Returns what the JSON of a plan keeps; `InputError` where the file is none, or of another version."""
+    """Returns what the JSON of a plan keeps, for `--from`; `InputError` where it is none, or of another version."""
     named = f"--from {str(path)!r}"
     instead = "Give what `snugfit plan MODEL ... --json` printed, or `-o plan.json` wrote."
-    document = read_json(path, named, instead=instead, missing=instead)
+    return budgets_of(read_json(path, named, instead=instead, missing=instead), named, instead=instead)
+
+
+def budgets_of(document: Any, named: str, *, instead: str = "") -> Budgets:
+    """Returns what the document of a plan keeps; `named` and `instead` are as for `read_json`."""
     kept = document.get("budgets") if isinstance(document, dict) else None
     if not isinstance(kept, dict):
-        raise InputError(f"{named} is no plan, or one that keeps nothing for other budgets. {instead}")
+        raise InputError(f"{named} is no plan, or one that keeps nothing for other budgets. {instead}".rstrip())
     if (version := kept.get("version")) != VERSION:
         raise InputError(
             f"{named} was written by another version of snugfit (form {version}; this one reads {VERSION}). Plan anew."
