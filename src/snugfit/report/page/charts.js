@@ -25,7 +25,7 @@ const axisStyle = () => ({
   splitLine: { lineStyle: { color: style("line"), opacity: 0.6 } }, nameTextStyle: { color: style("faint") },
 });
 function sizeAxis(unit, more) {
-  return { type: "value", min: 0, ...axisStyle(), ...more, axisLabel: { color: style("faint"), hideOverlap: true, formatter: value => +value.toPrecision(4) + " " + unit.name } };
+  return { type: "value", min: 0, ...axisStyle(), ...more, axisLabel: { color: style("faint"), hideOverlap: true, showMaxLabel: more && more.max ? false : null, formatter: value => +value.toPrecision(4) + " " + unit.name } };
 }
 const tooltip = () => ({ backgroundColor: style("ground"), borderColor: style("line"), confine: true, textStyle: { color: style("ink") } });
 function tip(title, rows, below) {
@@ -196,7 +196,7 @@ function cardOptions(rows) {
   });
   const memory = { type: "scatter", name: "the card's memory", symbol: "rect", symbolSize: [3, 16], color: style("ink"), data: known.map(row => row.memory_bytes / unit.size) };
   return {
-    ...barOptions(known.map(row => row.name), [bars("needs, and fits", true), bars("needs, and does not fit", false), memory], unit, 14),
+    ...barOptions(known.map(row => row.name), [bars("needs, and fits", true), bars("needs, and does not fit", false), memory], unit, 40),
     tooltip: { ...tooltip(), trigger: "axis", axisPointer: { type: "shadow" }, formatter: found => {
       const row = known[found[0].dataIndex];
       const time = row.step_seconds === null ? [] : [["a step", seconds(row.step_seconds)]];
@@ -208,26 +208,28 @@ function cardOptions(rows) {
 // --- memory against time
 
 function frontierOptions(dials, names) {
-  const answers = dials.flatMap(dial => dial.answers), unit = sizeOfBudgets(dials);
-  const times = [...answers, ...dials.flatMap(dial => dial.composed)].map(one => one.step_seconds);
+  const unit = sizeOfBudgets(dials);
   // What takes far longer than the fastest is named at the upper edge; drawn to scale it would press all others flat.
-  const ceiling = 1.04 * Math.max(...times.filter(time => time <= 2.5 * Math.min(...times)));
+  const ceiling = 1.04 * Math.max(...dials.map(dial => {
+    const times = [...dial.answers, ...dial.composed].map(one => one.step_seconds);
+    return Math.max(...times.filter(time => time <= 2.5 * Math.min(...times)));
+  }));
   const point = (budget, one) => ({
     one, value: [budget / unit.size, Math.min(one.step_seconds, ceiling)],
     label: { show: one.step_seconds > ceiling, formatter: one.step + " \u2191", position: "right", color: style("ink") },
   });
   const series = dials.flatMap((dial, i) => {
     const line = dial.answers.map(one => point(one.from_bytes, one)), last = dial.answers[dial.answers.length - 1];
-    const end = { ...point(dial.positions[dial.positions.length - 1].budget_bytes, last), symbol: "none" };
-    return { type: "line", name: names[i], color: style(i ? "second" : "first"), step: "end", symbol: "circle", symbolSize: 9, data: [...line, end] };
+    const end = { ...point(Math.max(dial.positions[dial.positions.length - 2].budget_bytes, last.from_bytes), last), symbol: "none" };
+    return { type: "line", name: names[i], color: style(i ? "second" : "first"), step: "end", symbol: "circle", symbolSize: 9, labelLayout: { hideOverlap: true }, data: [...line, end] };
   });
   if (dials.length === 1) {
     const [dial] = dials, composed = dial.composed.map((one, at) => point(dial.positions.find(position => position.faster === at).budget_bytes, one));
-    if (composed.length) series.push({ type: "scatter", name: "composed, not simulated", symbol: "emptyDiamond", symbolSize: 10, color: style("faint"), data: composed });
+    if (composed.length) series.push({ type: "scatter", name: "composed, not simulated", symbol: "emptyDiamond", symbolSize: 10, color: style("faint"), labelLayout: { hideOverlap: true }, data: composed });
     series.push({ type: "scatter", name: CHOSEN, symbolSize: 17, color: style("second"), z: 1, data: [] });
   }
   return {
-    legend: legend(), grid: { left: 8, right: 16, top: narrow() ? 40 : 56, bottom: 26, containLabel: true }, series,
+    legend: legend(), grid: { left: 8, right: 26, top: narrow() ? 40 : 56, bottom: 26, containLabel: true }, series,
     xAxis: sizeAxis(unit, { min: undefined, scale: true, name: "memory budget", nameLocation: "middle", nameGap: 26, splitNumber: 4 }),
     yAxis: { type: "value", scale: true, max: ceiling, ...axisStyle(), name: "a step", axisLabel: { color: style("faint"), showMaxLabel: false, formatter: seconds } },
     tooltip: { ...tooltip(), trigger: "item", formatter: ({ data: { one } }) =>

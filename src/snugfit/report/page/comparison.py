@@ -10,7 +10,8 @@ from snugfit.report.page.documents import beside
 from snugfit.report.page.sections import Section, table
 from snugfit.units import format_bytes
 
-_MOST_ROWS = 100
+_WORTH = 1000
+"""A place has a row of its own where it differs by this part of the peak."""
 
 
 def comparison(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Section]:
@@ -19,7 +20,7 @@ def comparison(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str,
     `first`, `second`: as `shown` made them.
     """
     one, other = first["sections"], second["sections"]
-    found: dict[str, Section | None] = {"measured": _measured(one, other)}
+    found: dict[str, Section | None] = {"facts": _facts(one, other), "measured": _measured(one, other)}
     if "dial" in one and "dial" in other:
         found["frontiers"] = _frontiers(first, second)
     if "timeline" in one and "timeline" in other:
@@ -38,11 +39,19 @@ def _frontiers(first: Mapping[str, Any], second: Mapping[str, Any]) -> Section:
     return {"table": table(("", "from a budget of", "a step", "recipe"), rows, right=(1, 2))}
 
 
+def _facts(one: Mapping[str, Any], other: Mapping[str, Any]) -> Section | None:
+    """What is said of both in short."""
+    mine, theirs = (dict(found["facts"]["rows"]) if "facts" in found else {} for found in (one, other))
+    rows = [(name, mine[name], theirs[name]) for name in mine if name in theirs]
+    return {"table": table(("", "A", "B"), rows)} if rows else None
+
+
 def _measured(one: Mapping[str, Any], other: Mapping[str, Any]) -> Section | None:
     """Rows of the same name: what one document predicts beside what the other measured, or both documents' own."""
-    if "measured" not in one or "measured" not in other:
-        return None
-    mine, theirs = ({row["name"]: row for row in found["measured"]["rows"]} for found in (one, other))
+    mine, theirs = (
+        {row["name"]: row for row in (found.get("rungs") or found.get("measured") or {"rows": ()})["rows"]}
+        for found in (one, other)
+    )
     shared = [name for name in mine if name in theirs]
     pairs = []
     for name in shared:
@@ -120,20 +129,24 @@ def _differences(one: Section, other: Section) -> Section:
             by_place[place] = by_place.get(place, 0) + row["bytes"]
         sums.append(by_place)
     mine, theirs = sums
-    places = sorted({*mine, *theirs}, key=lambda place: (-abs(theirs.get(place, 0) - mine.get(place, 0)), place))
+    change = {place: theirs.get(place, 0) - mine.get(place, 0) for place in {*mine, *theirs}}
+    worth = max(one["peak_bytes"], other["peak_bytes"]) / _WORTH
+    differing = [place for place in change if abs(change[place]) >= worth]
+    places = sorted(differing, key=lambda place: (-abs(change[place]), place))
+    rows = [(category.replace("_", " "), module, mine.get((category, module), 0), theirs.get((category, module), 0))
+            for category, module in places]  # fmt: skip
+    whole = ("all", "", one["peak_bytes"], other["peak_bytes"])
+    left = [whole[side] - sum(row[side] for row in rows) for side in (2, 3)]
+    rest = ("the rest", f"less than {1 / _WORTH:.1%} of the peak each", *left)
     cells = [
-        (category.replace("_", " "), module, *(format_bytes(found.get((category, module), 0)) for found in sums),
-         _change(mine.get((category, module), 0), theirs.get((category, module), 0)))
-        for category, module in places[:_MOST_ROWS]
-    ]  # fmt: skip
+        (name, module, format_bytes(a), format_bytes(b), _change(a, b)) for name, module, a, b in (whole, *rows, rest)
+    ]
     categories = list(dict.fromkeys(category for category, _ in [*mine, *theirs]))
     totals = [
         {"name": name, **{side: _of(found, name) for side, found in (("a", mine), ("b", theirs))}}
         for name in categories
     ]
-    whole = [("all", "", format_bytes(one["peak_bytes"]), format_bytes(other["peak_bytes"]),
-              _change(one["peak_bytes"], other["peak_bytes"]))]  # fmt: skip
-    return {"rows": totals, "table": table(("category", "module", "A", "B", "B less A"), [*whole, *cells], (2, 3, 4))}
+    return {"rows": totals, "table": table(("category", "module", "A", "B", "B less A"), cells, right=(2, 3, 4))}
 
 
 def _of(by_place: Mapping[tuple[str, str], int], category: str) -> int:

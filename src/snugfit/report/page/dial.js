@@ -14,7 +14,7 @@ function dialSection(section, dial, title) {
     before = position;
   });
   const answer = make("div", { class: "answer", "aria-live": "polite" }), copies = make("div", {});
-  const words = `The arrow keys move it; the marks are where the recipe changes. The end is the card's own memory (${dial.device}).`;
+  const words = "The arrow keys move it; the marks are where the recipe changes. " + dial.end;
   const columns = make("div", { class: "columns" }), left = make("div", {}), right = make("div", {});
   left.append(answer, copies);
   columns.append(left, right);

@@ -59,7 +59,7 @@ def dial(budgets: Budgets, start_bytes: int, source: str) -> dict[str, Any]:
         more["less"] = f"below {more['from']}: {_change(more, less)}"
     starts = [abs(one["budget_bytes"] - start_bytes) for one in positions]
     return {
-        "device": budgets.device,
+        "end": f"It ends with all that {budgets.device} has." if budgets.card_bytes is not None else "",
         "context": format_bytes(budgets.context_bytes) if budgets.context_bytes else "",
         "start": starts.index(min(starts)),
         "positions": positions,
@@ -72,15 +72,16 @@ def dial(budgets: Budgets, start_bytes: int, source: str) -> dict[str, Any]:
 
 
 def _sizes(budgets: Budgets, start_bytes: int) -> list[int]:
-    """Budgets of the slider, in whole MiB but for the whole card: even steps, and where an answer changes."""
+    """Budgets of the slider, in whole MiB: where an answer changes, and even steps to a little beyond; at last the card."""
     changes = {budgets.budget_for(point.from_bytes) for point in (*budgets.points, *budgets.composed)}
-    most = budgets.card_bytes or max(*changes, start_bytes) * 5 // 4 // MIB * MIB
+    least, beyond = min(changes) * 3 // 4, max(*changes, start_bytes) * 5 // 4
     step = MIB
-    while most > step * _POSITIONS * 5 // 4:
+    while beyond > step * _POSITIONS * 5 // 4:
         step *= 2
-    least = min(changes) * 3 // 4
-    even = {size for size in range(step, most, step) if size >= least}
-    return sorted({size for size in even | changes | {start_bytes // MIB * MIB} if 0 < size < most} | {most})
+    even = range(max(least // step, 1) * step, beyond + step, step)
+    sizes = {*even, *changes, max(start_bytes // MIB, 1) * MIB}
+    card = budgets.card_bytes
+    return sorted(sizes if card is None else {*(size for size in sizes if size < card), card})
 
 
 def _answer(found: BudgetAnswer, budgets: Budgets, size: int) -> dict[str, Any]:

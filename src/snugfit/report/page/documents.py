@@ -222,7 +222,7 @@ def _ladder(document: Mapping[str, Any]) -> Iterator[tuple[str, Section | None]]
             )
         )
     columns = ("rung", "predicted", "measured", "predicted less measured", "time", "fidelity", "what changes")
-    yield "measured", {"rows": pairs, "table": table(columns, cells, right=(1, 2, 3, 4))}
+    yield "rungs", {"rows": pairs, "table": table(columns, cells, right=(1, 2, 3, 4))}
 
 
 def rung_bytes(rung: Mapping[str, Any]) -> dict[str, Any]:

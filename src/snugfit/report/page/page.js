@@ -4,6 +4,11 @@ const PARTS = {
   facts: ["In short", factsSection],
   dial: ["Another budget", dialSection],
   measured: ["Predicted beside measured", measuredSection],
+  rungs: ["Memory by rung", (section, found, title) => {
+    measuredSection(section, found, title);
+    section.append(tableOf(found.table, title));
+    return true;
+  }],
   anatomy: ["What lives at the peak", anatomySection],
   timeline: ["Memory over the run", timelineSection],
   cards: ["Cards", (section, found, title) => chart(section, "What a step needs on each card, and what the card has", 60 + 17 * found.rows.length, cardOptions(found.rows))],
@@ -13,6 +18,7 @@ const PARTS = {
   why: ["Why this recipe", tableSection],
 };
 const TWO = {
+  facts: ["Both in short", tableSection],
   frontiers: ["Two plans: memory against time", (section, found, title, page) => chart(section, title, 380, frontierOptions(page.documents.map(one => one.sections.dial), ["A", "B"]))],
   measured: ["One beside the other", measuredSection],
   timelines: ["Memory over both runs", (section, found, title, page) => {

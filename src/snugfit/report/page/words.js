@@ -15,7 +15,11 @@ function bytes(size) {
   let value = Math.abs(size), unit = "B";
   if (value >= 1024) for (unit of UNITS) { value /= 1024; if (value < 999.5) break; }
   const digits = unit === "B" ? 0 : value < 9.995 ? 2 : value < 99.95 ? 1 : 0;
-  return (size < 0 ? "-" : "") + value.toFixed(digits) + " " + unit;
+  return (size < 0 ? "-" : "") + rounded(value, digits) + " " + unit;
+}
+function rounded(value, digits) { // halves to even, as Python does: 1.125 is a usual number of GiB
+  const scale = 10 ** digits, whole = Math.floor(value * scale), half = value * scale - whole === 0.5;
+  return (half ? (whole + whole % 2) / scale : value).toFixed(digits);
 }
 function unitOf(most) {
   let size = 1, name = "B";
@@ -23,7 +27,9 @@ function unitOf(most) {
   return { size, name };
 }
 function seconds(time) {
-  return time < 0.9995 ? +(1e3 * time).toPrecision(3) + " ms" : +time.toPrecision(3) + " s";
+  if (time < 99.95) return time < 0.9995 ? +(1e3 * time).toPrecision(3) + " ms" : +time.toPrecision(3) + " s";
+  const whole = Math.round(time), minutes = Math.floor(whole / 60), pad = number => String(number).padStart(2, "0");
+  return minutes < 100 ? `${minutes} min ${pad(whole % 60)} s` : `${Math.floor(minutes / 60)} h ${pad(minutes % 60)} min`;
 }
 const spaced = name => name.replaceAll("_", " ");
 
