@@ -28,7 +28,7 @@ def write_timeline(drawing: Drawing, document: Mapping[str, Any], path: Path) ->
     if path.suffix.lower() == ".html":
         from snugfit.report.page import page, shown
 
-        path.write_text(page([shown(document, name="--timeline")]), encoding="utf-8")
+        path.write_text(page([shown(document, name="")]), encoding="utf-8")
     else:
         draw_timeline(drawing, path)
 

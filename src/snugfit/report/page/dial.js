@@ -29,7 +29,7 @@ function dialSection(section, dial, title) {
     shown.value = position.budget;
     slider.setAttribute("aria-valuetext", position.budget + ": " + (found ? `${found.recipe}; ${found.step} a step` : "nothing fits"));
     answer.replaceChildren(...(found ? answerOf(dial, position, found) : [make("p", { class: "recipe" }, dial.too_little)]));
-    copies.replaceChildren(...(found ? [["Recipe as a file", position.command], ["Train by it", found.train], ["In Python", found.python]].filter(([, text]) => text).map(copyable) : []));
+    copies.replaceChildren(...(found ? [["Recipe as a file", position.command], ["Train by it (and what your data needs)", found.train], ["In Python", found.python]].filter(([, text]) => text).map(copyable) : []));
     chooseOnFrontier(frontier, dial, position, found);
   }
   slider.addEventListener("input", turn);

@@ -41,7 +41,7 @@ function show(page) {
   document.title = title + " - snugfit";
   main.replaceChildren(make("h1", {}, two ? "Two documents on one axis" : title));
   if (two) main.append(make("dl", {}, ...documents.flatMap((one, i) => [make("dt", {}, "AB"[i]), make("dd", {}, `${one.title} (${one.kind}, ${one.name})`)])), make("br"));
-  else main.append(make("p", { class: "faint" }, `${documents[0].kind}, ${documents[0].name}`));
+  else main.append(make("p", { class: "faint" }, [documents[0].kind, documents[0].name].filter(Boolean).join(", ")));
   for (const [name, [heading, fill]] of Object.entries(TWO)) if (page.comparison[name]) part(main, "h2", heading, fill, page.comparison[name], page);
   documents.forEach((one, i) => {
     const within = two ? make("section", { class: "document" }, make("h2", {}, `${"AB"[i]}: ${one.title}`)) : main;
