@@ -133,13 +133,16 @@ def _differences(one: Section, other: Section) -> Section:
     worth = max(one["peak_bytes"], other["peak_bytes"]) / _WORTH
     differing = [place for place in change if abs(change[place]) >= worth]
     places = sorted(differing, key=lambda place: (-abs(change[place]), place))
-    rows = [(category.replace("_", " "), module, mine.get((category, module), 0), theirs.get((category, module), 0))
-            for category, module in places]  # fmt: skip
-    whole = ("all", "", one["peak_bytes"], other["peak_bytes"])
-    left = [whole[side] - sum(row[side] for row in rows) for side in (2, 3)]
-    rest = ("the rest", f"less than {1 / _WORTH:.1%} of the peak each", *left)
+    rows = [(*place, mine.get(place, 0), theirs.get(place, 0)) for place in places]
+    all_a, all_b = one["peak_bytes"], other["peak_bytes"]
+    left = (all_a - sum(a for *_, a, _ in rows), all_b - sum(b for *_, b in rows))
     cells = [
-        (name, module, format_bytes(a), format_bytes(b), _change(a, b)) for name, module, a, b in (whole, *rows, rest)
+        (name.replace("_", " "), module, format_bytes(a), format_bytes(b), _change(a, b))
+        for name, module, a, b in (
+            ("all", "", all_a, all_b),
+            *rows,
+            ("the rest", f"less than {1 / _WORTH:.1%} of the peak each", *left),
+        )
     ]
     categories = list(dict.fromkeys(category for category, _ in [*mine, *theirs]))
     totals = [
