@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +13,7 @@ ARGUMENTS = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--hide-scrollbars"),
     *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
 )
+MOST_SECONDS = 120
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 
 
@@ -47,6 +49,21 @@ def browser() -> Iterator[Any]:
             yield driver
         finally:
             driver.quit()
+
+
+def load(driver: Any, address: str) -> float:
+    """Opens a page of snugfit; returns the seconds until it was drawn."""
+    driver.get("about:blank")
+    begin = time.perf_counter()
+    driver.get(address)
+    # Where the machine is busy, the driver may say so before the page is there.
+    while not driver.execute_script(
+        "return document.readyState === 'complete' && !!document.querySelector('#page h1')"
+    ):
+        if time.perf_counter() - begin > MOST_SECONDS:
+            raise TimeoutError(f"{address} was not drawn within {MOST_SECONDS} s")
+        time.sleep(0.01)
+    return time.perf_counter() - begin
 
 
 def see_as(driver: Any, *, width: int, height: int = 900, dark: bool = False) -> None:

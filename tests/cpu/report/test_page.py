@@ -7,7 +7,7 @@ import shlex
 import warnings
 
 import pytest
-from conftest import NAME
+from shown_models import NAME
 
 from snugfit.cli import main, parse
 from snugfit.cli.options import recipe_from
