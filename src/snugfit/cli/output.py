@@ -110,7 +110,7 @@ class DeviceAction(argparse.Action):
 
 def print_json(document: Mapping[str, Any]) -> None:
     """Prints one JSON document on stdout."""
-    print(json_text(document))
+    print(json_text(document), flush=True)
 
 
 def print_text(text: str) -> None:

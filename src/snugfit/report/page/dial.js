@@ -65,7 +65,6 @@ function copyable([title, text]) {
       document.execCommand("copy");
     }
     button.textContent = "Copied";
-    setTimeout(() => { button.textContent = "Copy"; }, 1500);
   });
   return make("div", { class: "copied" }, make("div", { class: "faint" }, title), make("div", { class: "copy" }, code, button));
 }

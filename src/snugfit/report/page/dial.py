@@ -25,11 +25,12 @@ def dial(budgets: Budgets, start_bytes: int, source: str) -> dict[str, Any]:
     """Returns all positions of the slider and the answers they have.
 
     `start_bytes`: the budget at which it starts: the plan's.
-    `source`: the plan's file, for the command to copy.
+    `source`: the plan's file, for the command to copy; empty where there is none.
     """
     positions: list[dict[str, Any]] = []
     answers: list[dict[str, Any]] = []
     faster: list[dict[str, Any]] = []
+    earlier = f"snugfit plan --from {shlex.quote(source)}"
     known: dict[Recipe, int] = {}
     guesses: dict[Recipe, int] = {}
     for size in _sizes(budgets, start_bytes):
@@ -48,7 +49,7 @@ def dial(budgets: Budgets, start_bytes: int, source: str) -> dict[str, Any]:
             {
                 "budget_bytes": size,
                 "budget": format_bytes(size),
-                "command": f"snugfit plan --from {shlex.quote(source)} --budget {size // MIB}MiB -o recipe.yaml",
+                "command": f"{earlier} --budget {size // MIB}MiB -o recipe.yaml" if source else "",
                 "margin": format_bytes(found.margin_bytes),
                 "answer": known[found.recipe],
                 "faster": None if found.faster is None else guesses[found.faster.recipe],

@@ -50,6 +50,11 @@ function show(page) {
   });
 }
 
+function begin(data) {
+  if (data.form) serve(data.form);
+  else show(data);
+}
+
 function part(within, level, heading, fill, found, page) {
   const id = "part-" + document.querySelectorAll("section").length;
   const section = make("section", { "aria-labelledby": id }, make(level, { id }, heading));
