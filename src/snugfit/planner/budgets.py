@@ -222,7 +222,7 @@ class Budgets:
             numbers += [point.from_bytes, point.need_bytes, point.step_seconds]
         for point in made.points:
             numbers += [point.total_bytes, point.host_bytes]
-        if not made.points or not all(type(number) in (int, float) and number >= 0 for number in numbers):
+        if not made.points or not all(type(number) in (int, float) and 0 <= number < 2**63 for number in numbers):
             raise ValueError("a number is none, or no recipe is in it")
         if made.margin_share >= 1:
             raise ValueError("the margin is all of the budget")
@@ -247,7 +247,7 @@ def budgets_of(document: Any, named: str, *, instead: str = "") -> Budgets:
         )
     try:
         return Budgets.from_mapping(kept)
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         why = " ".join(f"{type(error).__name__}: {error}".split())
         raise InputError(
             f"{named} was altered, or written by another version of snugfit ({why}). Plan anew."

@@ -2,6 +2,8 @@
 
 import ast
 import json
+import math
+import random
 import re
 import shlex
 import warnings
@@ -11,9 +13,11 @@ from shown_models import NAME
 
 from snugfit.cli import main, parse
 from snugfit.cli.options import recipe_from
-from snugfit.errors import DoesNotFitError
+from snugfit.cli.report import _document
+from snugfit.errors import DoesNotFitError, InputError
 from snugfit.planner.budgets import BudgetPoint, Budgets
 from snugfit.recipe import Recipe
+from snugfit.report.page import page_data
 from snugfit.report.page.dial import dial
 from snugfit.units import GIB, MIB, format_bytes, format_seconds
 from snugfit.workload import Workload
@@ -209,3 +213,31 @@ def test_what_is_there_to_copy_means_the_recipe(name):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             assert kept.at(args.budget).recipe == kept.at(position["budget_bytes"]).recipe
+
+
+def places(document, before=()):
+    """Where something stands in a document; of lists the first two rows."""
+    rows = enumerate(document[:2]) if isinstance(document, list) else ()
+    for key, one in document.items() if isinstance(document, dict) else rows:
+        yield (*before, key)
+        yield from places(one, (*before, key))
+
+
+@pytest.mark.parametrize("name", ["plan.json", "cards.json", "gpus.json", "ladder/ladder.json", "run/summary.json"])
+def test_what_was_altered_is_shown_or_refused_in_words(documents, tmp_path, name):
+    whole, chance = (documents / name).read_text(), random.Random(name)
+    path, refused = tmp_path / "altered.json", 0
+    for place in chance.choices(list(places(json.loads(whole))), k=60):
+        altered = inner = json.loads(whole)
+        for key in place[:-1]:
+            inner = inner[key]
+        inner[place[-1]] = chance.choice(
+            [None, -1, 0, 1.5, math.inf, math.nan, "x", [], [1], {}, {"a": 1}, True, 10**30]
+        )
+        path.write_text(json.dumps(altered))
+        try:
+            assert json.dumps(page_data([_document(path)]), allow_nan=False)
+        except InputError as error:
+            refused += 1
+            assert "altered.json" in str(error) and "Traceback" not in str(error)
+    assert 0 < refused < 60

@@ -19,6 +19,8 @@ from snugfit.report.words import recipe_in_words, short_operator
 from snugfit.units import format_bytes, format_seconds
 
 Section = dict[str, Any]
+_LARGE = 2**53
+"""From here on a script's numbers have gaps; no memory has so many bytes."""
 _MOST_ROWS = 300
 """Places of an anatomy that a page has one by one."""
 _MOST_BANDS = 60
@@ -26,8 +28,8 @@ _MOST_BANDS = 60
 
 
 def number(value: Any) -> Any:
-    """Returns what must be a number, or None."""
-    if value is not None and type(value) not in (int, float):
+    """Returns what must be a number that a script can hold, or None."""
+    if value is not None and (type(value) not in (int, float) or not abs(value) < _LARGE):
         raise TypeError(f"{value!r} is no number")
     return value
 
@@ -123,6 +125,8 @@ def timeline(found: Mapping[str, Any]) -> Section | None:
     points = range(len(drawn["events"]))
     if {len(totals), *map(len, names.values()), len(steps)} != {len(points)}:
         raise ValueError("the columns of its timeline are not equally long")
+    if drawn["peak"] not in points:
+        raise ValueError("the peak of its timeline is none of its points")
     bands = [list(group) for _, group in itertools.groupby(points, key=lambda at: (names["phase"][at], steps[at]))]
     highest = sorted(bands, key=lambda band: -max(totals[at] for at in band))[:_MOST_BANDS]
     cells = []
