@@ -1,6 +1,7 @@
 """The page of a document: what is on it, that it asks for nothing, and that the dial says what `Budgets.at` does."""
 
 import ast
+import itertools
 import json
 import math
 import random
@@ -18,6 +19,7 @@ from snugfit.errors import DoesNotFitError, InputError
 from snugfit.planner.budgets import BudgetPoint, Budgets
 from snugfit.recipe import Recipe
 from snugfit.report.page import page_data
+from snugfit.report.page.comparison import _timelines
 from snugfit.report.page.dial import dial
 from snugfit.units import GIB, MIB, format_bytes, format_seconds
 from snugfit.workload import Workload
@@ -100,6 +102,25 @@ def test_two_documents_are_compared(report, documents):
     second = timeline["events"][timeline["step"].index(1)]
     of_b = data["documents"][1]["sections"]["timeline"]["step"].index(1)
     assert places[of_b] == pytest.approx(second, abs=0.1)
+
+
+def drawn(*steps):
+    """A timeline of steps, each of so many events, after a build of ten."""
+    events = list(range(10 + sum(steps)))
+    of_step = [0] * 10 + [step for step, count in enumerate(steps) for _ in range(count)]
+    phase = ["build"] * 10 + ["forward"] * sum(steps)
+    return {"events": events, "step": of_step, "phase": phase, "total": [7] * len(events), "end": len(events)}
+
+
+@pytest.mark.parametrize("others", [(20, 40), (20, 40, 40), (20,), (5, 5)])
+def test_steps_that_both_have_begin_at_the_same_place(others):
+    one, other = drawn(30, 60), drawn(*others)
+    places = _timelines(one, other)["b_events"]
+    assert places == sorted(places) and places[0] == 0
+    starts = [10, 40, 100]
+    for step, begin in enumerate(itertools.accumulate(others, initial=10)):
+        if step < 2 and begin < len(places):
+            assert places[begin] == starts[step]
 
 
 def test_two_plans_have_one_axis(report):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from snugfit.report.page.documents import beside
@@ -80,14 +80,11 @@ def _change(before: int, after: int) -> str:
 def _timelines(one: Section, other: Section) -> Section:
     """Both runs, step for step: the second one's steps are stretched to the first one's."""
     begins, theirs = _begins(one), _begins(other)
-    places = other["events"]
-    if begins.keys() == theirs.keys():
-        before, after = ([*found.values(), timeline["end"]] for found, timeline in ((theirs, other), (begins, one)))
-        places = [_moved(event, before, after) for event in other["events"]]
-    else:
-        places = [event * one["end"] / max(other["end"], 1) for event in other["events"]]
+    shared = [step for step in begins if step in theirs]
+    before, after = (_bounds(found, shared, drawn["end"]) for found, drawn in ((theirs, other), (begins, one)))
+    places = [_moved(event, before, after) for event in other["events"]]
     cells = []
-    for step in (step for step in begins if step in theirs):
+    for step in shared:
         a, b = _in_step(one, step), _in_step(other, step)
         cells.append((f"step {step + 1}" if step >= 0 else "before", format_bytes(a), format_bytes(b), _change(a, b)))
     return {
@@ -107,6 +104,14 @@ def _begins(timeline: Section) -> dict[int, int]:
     for step, event in zip(_stages(timeline), timeline["events"], strict=True):
         begins.setdefault(step, event)
     return begins
+
+
+def _bounds(begins: Mapping[int, int], shared: Sequence[int], end: int) -> list[int]:
+    """Where the steps that both have begin, and where the last of them ends."""
+    if not shared:
+        return [0, end]
+    later = [event for step, event in begins.items() if step > shared[-1]]
+    return [*(begins[step] for step in shared), min([*later, end])]
 
 
 def _in_step(timeline: Section, step: int) -> int:
