@@ -1,12 +1,22 @@
-"""JSON documents that people hand to a command: read, or told why not."""
+"""JSON documents: written so that people can read them; those handed to a command are read, or it is told why not."""
 
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 from snugfit.errors import InputError
+
+_NUMBER = r"-?\d[\d.eE+-]*"
+_NUMBERS = re.compile(rf"\[\n\s+({_NUMBER}(?:,\n\s+{_NUMBER})*)\n\s+\]")  # no string of JSON has a line break in it
+
+
+def json_text(document: Any) -> str:
+    """Returns a document as indented JSON, lists of numbers on one line; `ValueError` for numbers that JSON has not."""
+    text = json.dumps(document, indent=2, allow_nan=False)
+    return _NUMBERS.sub(lambda found: f"[{' '.join(found[1].split())}]", text)
 
 
 def read_json(path: Path, named: str, *, instead: str, missing: str = "Give an existing file.") -> Any:

@@ -27,6 +27,8 @@ COMMANDS = {
     "estimate": "predict the memory and time of a training run, without a GPU",
     "check": "pass or fail: does it fit these cards, and has it grown since a baseline",
     "plan": "find the fastest recipe that fits a memory budget, without a GPU",
+    "report": "show a run, estimate, plan or ladder, or two of them, as one page for a browser",
+    "serve": "that page live in a browser on this machine: change model, batch, card or budget",
     "merge": "add the adapter of a run to its full weights, as one plain model",
     "export": "write a recipe in the words of another tool",
     "profile": "run any training script and show where its memory goes",

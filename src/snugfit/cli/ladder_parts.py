@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from snugfit.cli.output import writing
 from snugfit.errors import InputError
-from snugfit.fields import as_typed
 from snugfit.ladder import Rung
 from snugfit.ladder_presets import Preset
+from snugfit.report.words import as_options
 
 PREDICTED = (
     "peak_allocated_bytes", "peak_reserved_bytes", "context_bytes", "context_source", "total_bytes", "host_bytes",
@@ -35,7 +33,7 @@ def rung_words(rung: Rung, args: argparse.Namespace, run_dir: Path) -> list[str]
         words += ["--model-arg", text]
     return [
         *words,
-        *_typed({**{name: getattr(args, name) for name in passed}, "device": device}),
+        *as_options({**{name: getattr(args, name) for name in passed}, "device": device}),
         *settings_words(rung),
     ]
 
@@ -44,15 +42,7 @@ def settings_words(rung: Rung) -> list[str]:
     """Returns recipe and training settings of a rung as options."""
     optimizer = rung.recipe.optimizer or rung.workload.optimizer
     changed = {**rung.recipe.to_mapping(defaults=False), **rung.workload.to_mapping(defaults=False)}
-    return _typed({**changed, "optimizer": optimizer})
-
-
-def _typed(options: Mapping[str, Any]) -> list[str]:
-    words = []
-    for name, value in options.items():
-        if value is not None and value is not False:  # 0 says something
-            words += ["--" + name.replace("_", "-"), *([] if value is True else [as_typed(value)])]
-    return words
+    return as_options({**changed, "optimizer": optimizer})
 
 
 def use_preset(args: argparse.Namespace, preset: Preset) -> None:

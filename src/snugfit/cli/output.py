@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import sys
 import tempfile
@@ -14,6 +13,7 @@ from typing import Any
 
 from snugfit.device_kinds import KINDS, REHEARSE, SIMULATED
 from snugfit.errors import InputError, did_you_mean
+from snugfit.json_files import json_text
 from snugfit.report.console import plain_for
 
 MOST = 2**31 - 1
@@ -110,7 +110,7 @@ class DeviceAction(argparse.Action):
 
 def print_json(document: Mapping[str, Any]) -> None:
     """Prints one JSON document on stdout."""
-    print(json.dumps(document, indent=2, allow_nan=False))
+    print(json_text(document), flush=True)
 
 
 def print_text(text: str) -> None:

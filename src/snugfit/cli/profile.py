@@ -71,7 +71,9 @@ def run(args: argparse.Namespace) -> int:
                 print("\n" + plain_for(profile_card(profile), stream.encoding))
         stream.flush()
         write_file(args.snapshot, lambda path: write_snapshot(path, profile.trace, profile.config))
-        write_file(args.timeline, lambda path: write_timeline(profile_drawing(profile), path))
+        write_file(
+            args.timeline, lambda path: write_timeline(profile_drawing(profile), profile_to_plain(profile), path)
+        )
     return profile.exit_code
 
 

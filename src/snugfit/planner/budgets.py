@@ -174,8 +174,12 @@ class Budgets:
     def _margin(self, budget_bytes: int) -> int:
         return Margin(share=self.margin_share, source="", least_bytes=self.least_margin_bytes).bytes_of(budget_bytes)
 
-    def _budget_bytes(self, capacity_bytes: int) -> int:
-        """The smallest budget, in whole MiB, of which so much is left."""
+    def budget_for(self, capacity_bytes: int) -> int:
+        """Returns the smallest budget, in whole MiB, of which so much is left.
+
+        Args:
+            capacity_bytes: Memory, margin and CUDA's context taken off.
+        """
         budget = int((capacity_bytes + self.context_bytes) / (1 - self.margin_share)) // MIB * MIB
         while budget - self._margin(budget) - self.context_bytes < capacity_bytes:
             budget += MIB
@@ -183,7 +187,7 @@ class Budgets:
 
     def _too_little(self, budget_bytes: int, capacity_bytes: int) -> DoesNotFitError:
         least = self.points[0]
-        enough = self._budget_bytes(least.from_bytes)
+        enough = self.budget_for(least.from_bytes)
         guessed = next((one for one in self.composed if one.need_bytes <= capacity_bytes), None)
         guess = "" if guessed is None else f" It was composed that this may fit: {recipe_in_words(guessed.recipe)}."
         found = DoesNotFitError(
@@ -219,7 +223,7 @@ class Budgets:
             numbers += [point.from_bytes, point.need_bytes, point.step_seconds]
         for point in made.points:
             numbers += [point.total_bytes, point.host_bytes]
-        if not made.points or not all(type(number) in (int, float) and number >= 0 for number in numbers):
+        if not made.points or not all(type(number) in (int, float) and 0 <= number < 2**63 for number in numbers):
             raise ValueError("a number is none, or no recipe is in it")
         if made.margin_share >= 1:
             raise ValueError("the margin is all of the budget")
@@ -227,20 +231,24 @@ class Budgets:
 
 
 def budgets_in(path: Path) -> Budgets:
-    """Returns what the JSON of a plan keeps; `InputError` where the file is none, or of another version."""
+    """Returns what the JSON of a plan keeps, for `--from`; `InputError` where it is none, or of another version."""
     named = f"--from {str(path)!r}"
     instead = "Give what `snugfit plan MODEL ... --json` printed, or `-o plan.json` wrote."
-    document = read_json(path, named, instead=instead, missing=instead)
+    return budgets_of(read_json(path, named, instead=instead, missing=instead), named, instead=instead)
+
+
+def budgets_of(document: Any, named: str, *, instead: str = "") -> Budgets:
+    """Returns what the document of a plan keeps; `named` and `instead` are as for `read_json`."""
     kept = document.get("budgets") if isinstance(document, dict) else None
     if not isinstance(kept, dict):
-        raise InputError(f"{named} is no plan, or one that keeps nothing for other budgets. {instead}")
+        raise InputError(f"{named} is no plan, or one that keeps nothing for other budgets. {instead}".rstrip())
     if (version := kept.get("version")) != VERSION:
         raise InputError(
             f"{named} was written by another version of snugfit (form {version}; this one reads {VERSION}). Plan anew."
         )
     try:
         return Budgets.from_mapping(kept)
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         why = " ".join(f"{type(error).__name__}: {error}".split())
         raise InputError(
             f"{named} was altered, or written by another version of snugfit ({why}). Plan anew."

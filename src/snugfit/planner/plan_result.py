@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from snugfit.fidelity import Fidelity
 from snugfit.fields import as_data
+from snugfit.json_files import json_text
 from snugfit.planner.budgets import BudgetAnswer, Budgets
 from snugfit.planner.elsewhere import Elsewhere
 from snugfit.planner.rivals import Rival
@@ -130,7 +130,7 @@ class Plan(ShownAsCard):
 
     def to_json(self) -> str:
         """Returns the plan as one JSON document."""
-        return json.dumps(self.to_mapping(), indent=2, allow_nan=False)
+        return json_text(self.to_mapping())
 
     def draw(self, path: str | Path) -> None:
         """Draws the frontier.

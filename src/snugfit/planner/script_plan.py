@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from typing import Any
 from snugfit.errors import InputError, RecipeError, did_you_mean
 from snugfit.fake_device.assumptions import AssumeArgument, Assumptions, assumptions_from
 from snugfit.fake_device.personality import Personality
+from snugfit.json_files import json_text
 from snugfit.planner.constraints import Constraints
 from snugfit.planner.places import budget_for, place_for
 from snugfit.planner.plan_result import Plan
@@ -87,7 +87,7 @@ class ScriptPlan(ShownAsCard):
 
     def to_json(self) -> str:
         """Returns the plan as one JSON document."""
-        return json.dumps(self.to_mapping(), indent=2, allow_nan=False)
+        return json_text(self.to_mapping())
 
     def write_diff(self, path: Path) -> None:
         """Writes the diff to a file."""

@@ -215,10 +215,8 @@ def estimate_drawing(estimate: Estimate) -> Drawing:
         None if on_cuda else TensorBytes(),
         reserved=on_cuda,
         limit=_limit(estimate),
-        title=f"{estimate.title}: predicted memory",
         heading=f"{estimate.title} needs {format_bytes(estimate.total_bytes)} on {where}",
         subtitle=_subtitle(estimate),
-        largest=estimate.largest,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from snugfit.recipe import Recipe
@@ -40,7 +40,7 @@ def plan_card(plan: Plan) -> str:
     parts = [
         [card(title, _facts(plan))],
         [about_gpus, *table(_gpus_tried(plan), right=(0, 1, 3))] if plan.gpus_tried else [],
-        ["Why", *table(_reasons(plan))],
+        ["Why", *table(shown_reasons(plan.reasons, plan.recipe, several=bool(plan.estimate.ranks)))],
         [about_frontier, *table(frontier, right=(1, 2))] if frontier else [],
         ["Beside snugfit", *table(("-", str(way)) for way in plan.elsewhere)] if plan.elsewhere else [],
         ["With another budget", *table(("-", f"{text}.") for text in plan.neighbours)],
@@ -105,9 +105,10 @@ def _gpus_tried(plan: Plan) -> Iterator[tuple[str, ...]]:
         yield str(one.gpus * one.nodes), str(one.nodes), "fits" if one.fits else "does not fit", time, recipe
 
 
-def _reasons(plan: Plan) -> Iterator[tuple[str, str]]:
-    plain, several = Recipe(), bool(plan.estimate.ranks)
-    for name, text in plan.reasons.items():
+def shown_reasons(reasons: Mapping[str, str], recipe: Recipe, *, several: bool) -> Iterator[tuple[str, str]]:
+    """Yields the fields that people are told of, with why they are on or off; `several`: GPUs."""
+    plain = Recipe()
+    for name, text in reasons.items():
         said = several and name in _OF_SEVERAL
-        if said or name not in _QUIET or getattr(plan.recipe, name) != getattr(plain, name):
+        if said or name not in _QUIET or getattr(recipe, name) != getattr(plain, name):
             yield name, text

@@ -9,7 +9,7 @@ from snugfit.fields import as_data
 from snugfit.report.console import card, table
 from snugfit.report.estimate_advice import uneven_in_words
 from snugfit.report.memory_tables import anatomy_table, grouped, largest_table, sizes_in_words
-from snugfit.report.timeline import Drawing, drawing_of
+from snugfit.report.timeline import Drawing, drawing_of, timeline_to_plain
 from snugfit.report.words import short_operator
 from snugfit.units import format_bytes
 
@@ -88,6 +88,8 @@ def profile_to_plain(profile: Profile) -> dict[str, Any]:
             "missing": profile.advice.missing or None,
         },
         "notes": list(profile.notes),
+        "sources": as_data(anatomy.sources),
+        "timeline": timeline_to_plain(profile_drawing(profile)),
     }
 
 
@@ -99,13 +101,11 @@ def profile_drawing(profile: Profile) -> Drawing:
         profile.trace,
         profile.config,
         reserved=profile.reserved_peak_bytes is not None,
-        title=f"{profile.script}: measured memory",
         heading=f"{profile.script} took {format_bytes(profile.allocator_peak_bytes)} on {profile.device}",
         subtitle=(
             f"Measured over {profile.steps} steps.",
             f"Peak in {profile.peak_phase or 'no phase'}, at {where or '-'}.",
         ),
-        largest=profile.anatomy.largest,
     )
 
 

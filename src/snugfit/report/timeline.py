@@ -1,24 +1,19 @@
-"""Memory over a run as one self-contained HTML page: stacked categories, phases marked, values on hover.
+"""Memory over a run, for drawing: categories, reserved bytes, phases, and what runs at each point.
 
-Predicted (`estimate_card.py`) and measured (`profile_card.py`) runs are drawn alike. The page holds its data, its
-styles and its script, and asks for nothing from anywhere.
+Predicted (`estimate_card.py`) and measured (`profile_card.py`) runs are drawn alike, as a figure (`timeline_figure.py`) or
+on the page (`page/`), which reads it from their JSON.
 """
 
 from __future__ import annotations
 
 import bisect
 import dataclasses
-import html
-import json
-from collections.abc import Sequence
-from importlib import resources
 from typing import Any
 
 from snugfit.recording.allocator import AllocatorConfig
-from snugfit.recording.anatomy import LiveTensor, timeline
+from snugfit.recording.anatomy import timeline
 from snugfit.recording.trace import FREE, Trace
 from snugfit.report.words import short_operator
-from snugfit.units import format_bytes
 
 COLOURS = {
     "weights": "#0072B2",
@@ -50,14 +45,10 @@ class Band:
 class Drawing:
     """A run to be drawn, as a page or a figure, and what is said of it."""
 
-    title: str
-    """Title of the page."""
     heading: str
     """The run in one line."""
     subtitle: tuple[str, ...]
     """What it is a run of, by lines."""
-    largest: Sequence[LiveTensor]
-    """The largest tensors alive at the peak."""
     limit: tuple[str, int] | None
     """Name and bytes of the card it should fit, if one was named."""
     events: tuple[int, ...]
@@ -125,41 +116,45 @@ def _bands(events: tuple[int, ...], labels: list[tuple[str, str, str, int]], end
     return tuple(bands)
 
 
-def timeline_page(drawing: Drawing) -> str:
-    """Returns a whole HTML document."""
-    script = {
-        "events": drawing.events,
-        "categories": [
-            {"name": name.replace("_", " "), "colour": COLOURS[name], "bytes": values}
-            for name, values in drawing.bytes_by_category.items()
-        ],
-        "reserved": drawing.reserved_bytes,
-        "bands": [dataclasses.asdict(band) for band in drawing.bands],
-        "peak": drawing.peak_point,
-        "labels": drawing.labels,
-        "limit": None if drawing.limit is None else dict(zip(("name", "bytes"), drawing.limit, strict=True)),
+_POINTS = 240
+"""Of a timeline in a document."""
+
+
+def timeline_to_plain(drawing: Drawing) -> dict[str, Any]:
+    """Returns the drawing as plain data, in columns with a value for each point; a few hundred of them.
+
+    What runs at a point is an index into `phases`, `operators` and `modules`.
+    """
+    kept = _kept(drawing)
+    rows = [drawing.labels[point] for point in kept]
+    phase, operator, module, step = zip(*rows, strict=True) if rows else ((), (), (), ())
+    phases, operators, modules = (list(dict.fromkeys(names)) for names in (phase, operator, module))
+    reserved = drawing.reserved_bytes
+    return {
         "end": drawing.end,
+        "peak": kept.index(drawing.peak_point) if kept else None,
+        "events": [drawing.events[point] for point in kept],
+        "bytes_by_category": {
+            name: [sizes[point] for point in kept] for name, sizes in drawing.bytes_by_category.items()
+        },
+        "reserved_bytes": None if reserved is None else [reserved[point] for point in kept],
+        "phases": phases,
+        "operators": operators,
+        "modules": modules,
+        "phase": [phases.index(name) for name in phase],
+        "operator": [operators.index(name) for name in operator],
+        "module": [modules.index(name) for name in module],
+        "step": list(step),
     }
-    page = resources.files("snugfit.report").joinpath("timeline.html").read_text(encoding="utf-8")
-    fields = {
-        "TITLE": html.escape(drawing.title),
-        "HEADING": html.escape(drawing.heading),
-        "SUBTITLE": "<br>".join(map(html.escape, drawing.subtitle)),
-        "ROWS": "\n".join(map(_row, drawing.largest)),
-        # `</` must not end the script early, whatever a module is called.
-        "DATA": json.dumps(script, separators=(",", ":")).replace("</", "<\\/"),
-    }
-    for name, value in fields.items():
-        page = page.replace(f"@{name}@", value)
-    return page
 
 
-def _row(tensor: LiveTensor) -> str:
-    colour = COLOURS[tensor.category]
-    cells = (
-        format_bytes(tensor.size_bytes),
-        f'<i style="background:{colour}"></i>{html.escape(tensor.category.replace("_", " "))}',
-        html.escape(short_operator(tensor.operator)),
-        html.escape(tensor.module or "-"),
-    )
-    return "<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"
+def _kept(drawing: Drawing) -> list[int]:
+    """Points that are enough: the highest of each stretch, the peak among them, and those at which a phase begins."""
+    totals = list(map(sum, zip(*drawing.bytes_by_category.values(), strict=True)))
+    stretch = max(1, -(-len(totals) // _POINTS))
+    kept = {
+        max(range(first, min(first + stretch, len(totals))), key=totals.__getitem__)
+        for first in range(0, len(totals), stretch)
+    }
+    begins = {bisect.bisect_left(drawing.events, band.start) for band in drawing.bands[:_POINTS]}
+    return sorted(point for point in kept | begins | {drawing.peak_point} if point < len(totals))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from snugfit.report.figure import FAINT, INK, WARNING, clear_axes, heading, legend, new_figure, unit_for
-from snugfit.report.timeline import COLOURS, Drawing, timeline_page
+from snugfit.report.timeline import COLOURS, Drawing
 from snugfit.units import KIB, format_bytes
 
 _SHADES = {
@@ -22,14 +23,12 @@ _CHARACTER = 0.0068
 """Width of a character of a phase's name, as a share of the figure's width."""
 
 
-ENDINGS = (".html", ".png")
-"""Formats of a timeline's file."""
-
-
-def write_timeline(drawing: Drawing, path: Path) -> None:
-    """Writes the page or the figure, by the ending of the file (`ENDINGS`)."""
+def write_timeline(drawing: Drawing, document: Mapping[str, Any], path: Path) -> None:
+    """Writes the page of an estimate or a profile, or the figure of its memory, by the ending of the file."""
     if path.suffix.lower() == ".html":
-        path.write_text(timeline_page(drawing), encoding="utf-8")
+        from snugfit.report.page import page, shown
+
+        path.write_text(page([shown(document, name="")]), encoding="utf-8")
     else:
         draw_timeline(drawing, path)
 

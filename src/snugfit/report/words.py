@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+from snugfit.fields import as_typed
 from snugfit.recipe import Recipe
 
 _NAMES_SHOWN = 3
@@ -15,6 +17,15 @@ def recipe_in_words(recipe: Recipe | None) -> str:
         return "none: a hand-written step, as it is"
     changed = recipe.to_mapping(defaults=False)
     return ", ".join(f"{name}={_short(value)}" for name, value in changed.items()) or "plain"
+
+
+def as_options(settings: Mapping[str, Any]) -> list[str]:
+    """Returns settings as words of a command line; None and False need none."""
+    words = []
+    for name, value in settings.items():
+        if value is not None and value is not False:  # 0 says something
+            words += ["--" + name.replace("_", "-"), *([] if value is True else [as_typed(value)])]
+    return words
 
 
 def _short(value: Any) -> str:

@@ -12,6 +12,7 @@ from snugfit.device_kinds import limited
 from snugfit.errors import InputError, note
 from snugfit.fidelity import Fidelity
 from snugfit.fields import as_typed
+from snugfit.json_files import json_text
 from snugfit.planner.rivals import Rival
 from snugfit.recipe import Recipe
 from snugfit.units import format_bytes, format_seconds
@@ -109,7 +110,7 @@ def chosen_by(plan: Plan, *, tune: bool) -> Chosen:
         f"predicted {format_bytes(peak)} and {format_seconds(plan.step_seconds)} a step, {plan.slowdown:.2f} times the "
         f"fastest ({plan.simulated} recipes simulated; why: plan.json in the run directory)."
     )
-    text = json.dumps({**plan.to_mapping(), "predicted": promised}, indent=2, allow_nan=False)
+    text = json_text({**plan.to_mapping(), "predicted": promised})
     return chosen_of(plan.recipe, text)
 
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from snugfit.errors import note
+from snugfit.json_files import json_text
 from snugfit.measure.meter import Meter
 from snugfit.recipe import Recipe
 from snugfit.report.train_card import recipes_tried
@@ -42,7 +43,7 @@ def watch_tuning(trainer: Trainer, chosen: Chosen, run_dir: RunDirectory, meter:
     def keep(ended: Tuning) -> None:
         found = ended.to_mapping()
         assert ended.kept is not None and chosen.plan is not None
-        run_dir.note_tuned(ended.kept, json.dumps({**json.loads(chosen.plan), "tuned": found}, indent=2))
+        run_dir.note_tuned(ended.kept, json_text({**json.loads(chosen.plan), "tuned": found}))
         note(in_words(found))
 
     tuning.on_end, tuning.changing = keep, meter.changing

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from snugfit.contexts import ContextSource
 from snugfit.devices import Device, device_named
 from snugfit.fidelity import Fidelity, fidelity
 from snugfit.fields import as_data
+from snugfit.json_files import json_text
 from snugfit.recipe import Recipe
 from snugfit.recording.allocator import AllocatorConfig
 from snugfit.recording.anatomy import LiveTensor, Timeline, anatomy, timeline
@@ -242,13 +242,16 @@ class Estimate(ShownAsCard):
         write_snapshot(path, self.trace, self._config)
 
     def to_mapping(self) -> dict[str, Any]:
-        """Returns the estimate as plain data, the recording left out."""
+        """Returns the estimate as plain data; of the recording, a timeline of a few hundred points."""
+        from snugfit.report.estimate_card import estimate_drawing
+        from snugfit.report.timeline import timeline_to_plain
+
         plain: dict[str, Any] = as_data(self, without=("trace",))
-        return plain
+        return {**plain, "timeline": timeline_to_plain(estimate_drawing(self))}
 
     def to_json(self) -> str:
         """Returns the estimate as one JSON document."""
-        return json.dumps(self.to_mapping(), indent=2, allow_nan=False)
+        return json_text(self.to_mapping())
 
     def card(self) -> str:
         """Returns the estimate as text for a console."""

@@ -37,6 +37,10 @@ def _folder() -> str | None:
         return None
 
 
+class Cancelled(BaseException):
+    """A call's pool was cancelled: nobody waits for the answer. No `Exception`, as a search would go on after one."""
+
+
 class _UnknownModuleError(InputError):
     """The simulation's process cannot import a module that this one has."""
 
@@ -142,6 +146,8 @@ class Pool:
         for _ in range(workers):
             self._idle.put(None)
         self._started: list[Worker] = []
+        self.cancelled = False
+        """Whether nobody waits for its answers any more."""
         atexit.register(self.close)
 
     def start(self, count: int = 1) -> None:
@@ -190,7 +196,14 @@ class Pool:
         try:
             if worker is None or not worker.alive:
                 worker = self._new()
+            if self.cancelled:  # while it started
+                worker.close()
+                raise Cancelled
             return worker.call(request, timeout_seconds, doing)
+        except Exception:
+            if self.cancelled:  # its worker was ended under it, at whatever point
+                raise Cancelled from None
+            raise
         finally:
             self._idle.put(worker)
 
@@ -205,6 +218,12 @@ class Pool:
         for worker in self._started:
             worker.close()
         self._started = []
+
+    def cancel(self) -> None:
+        """Ends all workers and every call, which raises `Cancelled`, now and from now on; from any thread."""
+        self.cancelled = True
+        self.close()
+        atexit.unregister(self.close)
 
 
 def _cannot_be_sent(path: str, found: Any, why: str) -> str:

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import re
 from pathlib import Path
 
 import pytest
@@ -64,7 +65,9 @@ def test_json_is_alone_on_stdout_and_files_are_written(folder):
     assert found["anatomy_bytes"]["weights"] == found["anatomy_bytes"]["gradients"] == WEIGHTS
     assert {"size_bytes", "category", "module", "operator", "phase", "line"} == set(found["largest_tensors"][0])
     page = (folder / "t.html").read_text()
-    assert "Measured over 2 steps" in page and "Predicted" not in page and "@" + "DATA@" not in page
+    (shown,) = json.loads(re.search(r'id="data">(.*?)</script>', page, re.DOTALL)[1])["documents"]
+    assert shown["kind"] == "profile" and {"anatomy", "timeline"} <= set(shown["sections"])
+    assert max(shown["sections"]["timeline"]["total"]) == found["peak_allocated_bytes"]
     snapshot = pickle.loads((folder / "s.pickle").read_bytes())
     assert snapshot["device_traces"][0] and snapshot["segments"] is not None
 

@@ -111,6 +111,9 @@ def altered(document, change):
         lambda kept: kept["composed"][0].update(step_seconds=-1),
         lambda kept: kept["points"][0].update(recipe={"checkpoint": "every:x"}),
         lambda kept: kept["points"][0].update(speed=1),
+        lambda kept: kept["points"][0].update(recipe=7),
+        lambda kept: kept["points"][0].update(need_bytes=float("inf")),
+        lambda kept: kept.update(workload="adamw"),
     ],
 )
 def test_a_plan_that_was_altered_is_refused_in_words(searched, tmp_path, change):
