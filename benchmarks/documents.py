@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from benchmarks import first_plan
 from benchmarks.cli_page import cli_page
 from benchmarks.cold_page import cold_page
 from benchmarks.compiled_tables import compiled_table, published_compiled_table
@@ -40,7 +41,7 @@ ROOT = Path(__file__).parent.parent
 
 
 def demo_table(results: dict[str, Any]) -> str:
-    """README's table, one row a rung."""
+    """The demo's table, one row a rung."""
     first = results["rungs"][0]["measured"]["peak_tensor_bytes"]
     lines = ["| rung | fidelity | peak tensor bytes | less | test accuracy |", "|---|---|---|---|---|"]
     for rung in results["rungs"]:
@@ -240,7 +241,8 @@ def cards_table() -> str:
 
 
 TABLES: tuple[tuple[str, str, Callable[[dict[str, Any]], str]], ...] = (
-    ("README.md", "demo_ladder", demo_table),
+    ("docs/demo.md", "demo_ladder", demo_table),
+    ("README.md", "first_plan", first_plan.block),
     ("docs/planning.md", "plans", plans_table),
     ("docs/planning.md", "plan_quality", quality_table),
     ("docs/planning.md", "compiled", compiled_table),
