@@ -92,7 +92,7 @@ def rows_of(
                     "fits": True,
                     "recipe": plan.recipe.to_mapping(defaults=False),
                     "words": recipe_in_words(plan.recipe),
-                    "total_bytes": probe.total_bytes,
+                    "least_bytes": planner.budget_bytes(probe.need_bytes),
                     "host_bytes": probe.host_bytes,
                     "step_seconds": plan.step_seconds,
                     "fidelity": plan.fidelity.level,
@@ -105,7 +105,7 @@ def rows_of(
 def told(row: dict[str, Any]) -> str:
     """A row's answer in a few words."""
     if row["fits"]:
-        return f"{row['total_bytes'] / GIB:.1f} GiB, {row['step_seconds']:.2f} s, {row['words']}"
+        return f"from {row['least_bytes'] / GIB:.1f} GiB on, {row['step_seconds']:.2f} s, {row['words']}"
     if row["fits"] is None:
         return str(row["why"])[:100]
     return f"no; {row['least_bytes'] / GIB:.1f} GiB would do" if row["least_bytes"] else "no"

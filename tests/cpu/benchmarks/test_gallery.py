@@ -44,7 +44,7 @@ def test_rows_are_what_the_command_answers(pool, tmp_path, capsys, monkeypatch):
         plan = json.loads(capsys.readouterr().out)
         assert Recipe.from_mapping(plan["recipe"]) == Recipe.from_mapping(row["recipe"])
         assert plan["estimate"]["step_seconds"] == row["step_seconds"]
-        assert plan["estimate"]["total_bytes"] == row["total_bytes"]
+        assert plan["budgets"]["points"][-1]["need_bytes"] < row["least_bytes"] < plan["budget_bytes"]
 
 
 @pytest.mark.parametrize("field", ["command", "words"])
