@@ -46,7 +46,7 @@ def test_who_compiles_nothing_loads_no_compiler():
         "from transformers import LlamaForCausalLM",
         "from torch._dynamo import is_compiling",
     )
-    ran(START + "".join(f"{code}\nassert not loaded(), {code!r}\n" for code in (STEP, *imports)))
+    ran(START + "".join(f"{code}\nassert not loaded(), {code!r}\n" for code in codes))
 
 
 @pytest.mark.parametrize(
