@@ -41,11 +41,8 @@ def ran(code):
 
 
 def test_who_compiles_nothing_loads_no_compiler():
-    imports = (
-        "import torchvision.ops",
-        "from transformers import LlamaForCausalLM",
-        "from torch._dynamo import is_compiling",
-    )
+    libraries = ["import torchvision.ops", "from transformers import LlamaForCausalLM"]
+    codes = [STEP, *libraries, "from torch._dynamo import is_compiling"]
     ran(START + "".join(f"{code}\nassert not loaded(), {code!r}\n" for code in codes))
 
 
