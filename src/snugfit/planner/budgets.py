@@ -131,6 +131,8 @@ class Budgets:
     """Whether a run may change over to another recipe; not in a loop of one's own."""
     traits: Mapping[str, bool] = dataclasses.field(default_factory=dict)
     """What a check of model and loss has found."""
+    options: tuple[str, ...] = ()
+    """Of a model by name: what is typed behind the name for its batch to have this shape."""
     version: int = VERSION
     """Of this form."""
 
@@ -217,7 +219,8 @@ class Budgets:
             name: tuple(BudgetPoint(**{**one, "recipe": Recipe.from_mapping(one["recipe"])}) for one in given[name])
             for name in ("points", "composed")
         }
-        made = cls(**{**given, **points, "workload": Workload.from_mapping(given["workload"])})
+        options = tuple(map(str, given.get("options", ())))
+        made = cls(**{**given, **points, "workload": Workload.from_mapping(given["workload"]), "options": options})
         numbers: list[Any] = [made.context_bytes, made.least_margin_bytes, made.margin_share, made.card_bytes or 0]
         for point in (*made.points, *made.composed):
             numbers += [point.from_bytes, point.need_bytes, point.step_seconds]

@@ -36,6 +36,7 @@ def budgets_of(
         points=points,
         composed=tuple(_composed(search, points, capacity_bytes)),
         traits=traits,
+        options=search.space.simulations.subject.options,
     )
 
 

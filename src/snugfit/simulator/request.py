@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from snugfit.fake_device.assumptions import Assumptions
 from snugfit.fake_device.personality import Personality
 from snugfit.recipe import Recipe
+from snugfit.report.words import as_options
 
 if TYPE_CHECKING:
     import torch
@@ -42,6 +43,13 @@ class NamedModel:
     def shape(self) -> dict[str, int | None]:
         """The shape of a sample, as `workloads.model_batches.batch_for` takes it."""
         return {"image_size": self.image_size, "seq_len": self.seq_len, "frames": self.frames}
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """What is typed behind the name, but for assumptions."""
+        words = [word for one in self.model_args for word in ("--model-arg", one)]
+        given = {"task": self.task, **self.shape}
+        return (*words, *as_options({name: value for name, value in given.items() if value is not None}))
 
 
 def record_named(

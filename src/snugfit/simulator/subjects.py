@@ -35,6 +35,8 @@ class Subject:
     """Whether the model stands already, so that no plan can say where it is built."""
     by_recipe: bool = True
     """Whether it is trained by a recipe, and not by a step of one's own."""
+    options: tuple[str, ...] = ()
+    """Of a model by name: what is typed behind the name for its batch to have this shape."""
 
 
 def named_subject(named: NamedModel, workload: Workload | None = None) -> Subject:
@@ -43,7 +45,7 @@ def named_subject(named: NamedModel, workload: Workload | None = None) -> Subjec
     settings = {name: value for name, value in workload.to_mapping(defaults=False).items() if name not in _FOUND_OUT}
     record = functools.partial(record_named, named, workload.batch_size or BATCH_SIZE, settings)
     told = workload.replace(batch_size=workload.batch_size or BATCH_SIZE)
-    return Subject(record=record, title=named.spec, workload=told)
+    return Subject(record=record, title=named.spec, workload=told, options=named.options)
 
 
 def given_subject(model: Any, shapes: Any, arguments: Mapping[str, Any]) -> Subject:

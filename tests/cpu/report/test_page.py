@@ -1,6 +1,7 @@
 """The page of a document: what is on it, that it asks for nothing, and that the dial says what `Budgets.at` does."""
 
 import ast
+import dataclasses
 import itertools
 import json
 import math
@@ -21,6 +22,7 @@ from snugfit.recipe import Recipe
 from snugfit.report.page import page_data
 from snugfit.report.page.comparison import _timelines
 from snugfit.report.page.dial import dial
+from snugfit.simulator.request import NamedModel
 from snugfit.units import GIB, MIB, format_bytes, format_seconds
 from snugfit.workload import Workload
 
@@ -215,7 +217,8 @@ def test_every_position_of_the_dial_says_what_the_plan_answers(name):
 
 @pytest.mark.parametrize("name", KEPT)
 def test_what_is_there_to_copy_means_the_recipe(name):
-    kept = KEPT[name]
+    named = NamedModel(spec="hf:a.json", task="causal-lm", seq_len=96, image_size=32, model_args=("a=1", "b=c d"))
+    kept = dataclasses.replace(KEPT[name], options=named.options)
     made = dial(kept, 4 * GIB, "my plan.json")
     for shown, point in zip(made["answers"], kept.points, strict=False):
         call = ast.parse(shown["python"]).body[0].value
@@ -228,6 +231,8 @@ def test_what_is_there_to_copy_means_the_recipe(name):
             args = parse(words)
             assert (program, args.model) == ("snugfit", kept.title)
             assert recipe_from(args) == point.recipe
+            typed = {name: getattr(args, name) for name in ("task", "seq_len", "image_size")}
+            assert dataclasses.replace(named, **typed, model_args=tuple(args.model_arg)) == named
     for position in [one for one in made["positions"] if one["answer"] is not None][::20]:
         args = parse(shlex.split(position["command"])[1:])
         assert args.earlier.name == "my plan.json"

@@ -2,9 +2,11 @@
 
 import json
 import time
+from pathlib import Path
 
 import pytest
 from benchmarks.browser import MOST_SECONDS, browser, load, missing, see_as
+from benchmarks.results_file import RESULTS
 
 from snugfit.cli import main
 from snugfit.errors import DoesNotFitError
@@ -12,6 +14,7 @@ from snugfit.planner.budgets import Budgets
 from snugfit.report.words import recipe_in_words
 from snugfit.units import format_bytes, format_seconds
 
+DOCS = Path(__file__).parents[3] / "docs"
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing() or "there is a browser")
 PAGES = {
     "plan": ["plan.json"], "cards": ["cards.json"], "gpus": ["gpus.json"], "run": ["run"], "ladder": ["ladder"],
@@ -181,3 +184,19 @@ def test_numbers_are_written_as_everywhere(visit):
     )
     assert written[0] == [format_bytes(int(size)) for size in sizes]
     assert written[1][1:] == [format_seconds(time) for time in times[1:]]
+
+
+def test_the_gallery_shows_what_is_asked_for(driver):
+    rows = json.loads((RESULTS / "gallery.json").read_text())["rows"]
+    card, model = rows[-1]["card"], rows[-1]["model"]
+    see_as(driver, width=400)
+    driver.get((DOCS / "gallery" / "index.html").as_uri())
+    wait_for(lambda: len(css(driver, "#rows > div")) == len(rows))
+    for name, value in (("card", card), ("model", model)):
+        css(driver, f"#{name}")[0].send_keys(value)  # by keyboard
+        wait_for(lambda name=name, value=value: css(driver, f"#{name}")[0].get_attribute("value") == value)
+    wanted = [row for row in rows if (row["card"], row["model"]) == (card, model)]
+    wait_for(lambda: len(css(driver, "#rows > div")) == len(wanted))
+    assert [one.text for one in css(driver, "#rows code")] == [row["command"] for row in wanted]
+    assert serious(driver) == [] and driver.get_log("browser") == []
+    assert driver.execute_script("return document.documentElement.scrollWidth") <= 400

@@ -94,7 +94,7 @@ def _answer(found: BudgetAnswer, budgets: Budgets, size: int) -> dict[str, Any]:
         "optimizer": found.recipe.optimizer or workload.optimizer,
     }
     settings = {name: value for name, value in settings.items() if name not in _NOT_TYPED}
-    words = ["snugfit", "train", found.title, "--data", "DATA", *as_options(settings)]
+    words = ["snugfit", "train", found.title, *budgets.options, "--data", "DATA", *as_options(settings)]
     fields = ", ".join(f"{name}={_literal(value)}" for name, value in changed.items())
     python = f"snugfit.Recipe({fields})"
     optimizer = "optimizer" if workload.optimizer == CUSTOM_OPTIMIZER else repr(workload.optimizer)
@@ -114,7 +114,7 @@ def _answer(found: BudgetAnswer, budgets: Budgets, size: int) -> dict[str, Any]:
         "slowdown": "the fastest that was simulated"
         if found.slowdown < 1.0005
         else f"{found.slowdown:.3g} times the fastest that was simulated",
-        "train": shlex.join(words) if _NAMED.match(found.title) else "",
+        "train": shlex.join(words) if _NAMED.match(found.title) and "--frames" not in budgets.options else "",
         "python": f"trainer = snugfit.prepare(model, {python}, loss=loss_fn, optimizer={optimizer})"
         if budgets.may_change
         else f"applied = snugfit.apply(model, {python})",
