@@ -58,6 +58,8 @@ def _facts(plan: Plan) -> Iterator[tuple[str, str]]:
     yield "fidelity", str(plan.fidelity)
     headroom = estimate.devices[0].headroom_bytes
     room = "" if headroom is None else f"; {format_bytes(headroom)} of the budget are left"
+    if room and estimate.total_bytes > plan.budget_bytes:
+        room = f"; in {format_bytes(plan.budget_bytes)} cached blocks are given back{room.replace('; ', ', ')}"
     yield "memory", f"{format_bytes(estimate.total_bytes)} where memory is not short{room}"
     processor = getattr(estimate, "processor", None)  # what a prediction for cpu holds for
     yield "holds for", f"{processor}" if processor else ""

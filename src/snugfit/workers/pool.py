@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar, cast
 
 from snugfit.errors import CannotSimulateError, InputError
+from snugfit.report.waiting import waiting_for
 from snugfit.workers import torch_settings
 from snugfit.workers.worker_end import LastWords
 
@@ -190,7 +191,8 @@ class Pool:
         try:
             if worker is None or not worker.alive:
                 worker = self._new()
-            return worker.call(request, timeout_seconds, doing)
+            with waiting_for(doing):
+                return worker.call(request, timeout_seconds, doing)
         finally:
             self._idle.put(worker)
 
