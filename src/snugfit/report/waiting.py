@@ -112,6 +112,7 @@ class WaitingLine:
                     columns = shutil.get_terminal_size().columns - 1
                     self._bar.set_description_str(text if len(text) <= columns else f"{text[: columns - 3]}...")
                 elif self._bar is not None:
-                    self._bar.clear()
+                    self._bar.close()  # the line is another's now, such as the bar of a training
+                    self._bar = None
         if self._bar is not None:
             self._bar.close()
