@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 
 from snugfit import __version__
 from snugfit.errors import InputError, SnugfitError, SnugfitWarning, did_you_mean, nearest, on_command_line
+from snugfit.report.waiting import say, told_on_terminal
 
 COMMANDS = {
     "train": "train a model on data, by a recipe, and measure it",
@@ -61,20 +62,22 @@ def main(argv: Sequence[str] | None = None) -> int:
 @contextlib.contextmanager
 def spoken_to_a_person() -> Iterator[None]:
     """Context of a command: errors name its options, and notes and warnings are single lines on stderr."""
-    with warnings.catch_warnings(), _notes_on_stderr(), on_command_line():
+    with warnings.catch_warnings(), _notes_on_stderr(), on_command_line(), told_on_terminal():
         warnings.simplefilter("default", SnugfitWarning)
         warnings.showwarning = _showing_ours_plainly(warnings.showwarning)
         yield
 
 
 def _main(argv: Sequence[str] | None) -> int:
+    args = None
     with spoken_to_a_person():
         try:
             args = parse(sys.argv[1:] if argv is None else argv)
             code: int = args.run(args)
             sys.stdout.flush()
         except SnugfitError as error:
-            print(f"snugfit: {error}", file=sys.stderr)
+            behind = getattr(args, "ours_behind", "") if isinstance(error, InputError) else ""
+            print(f"snugfit: {error}{behind}", file=sys.stderr)
             return error.exit_code
         except KeyboardInterrupt:
             print("snugfit: stopped.", file=sys.stderr)
@@ -106,13 +109,15 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         args, unknown = parser.parse_known_args(_with_negative_values(argv))
     except argparse.ArgumentError as error:
         what = f"{error.argument_name}: " if error.argument_name else ""
-        raise InputError(f"{what}{error.message.rstrip('.')}; {see}") from error
+        raise InputError(
+            f"{what}{error.message.rstrip('.')}{_help_of(error, commands.get(chosen or ''))}; {see}"
+        ) from error
     if unknown:
         word = unknown[0].partition("=")[0]
         if word.startswith("-"):
             raise InputError(_unknown_option(word, chosen, options) + see)
         raise InputError(f"unexpected argument {word!r}; {see}")
-    args.of_script = of_script
+    args.of_script, args.ours_behind = of_script, _ours_among(of_script, commands.get(chosen or "", parser))
     return args
 
 
@@ -157,6 +162,26 @@ def _options_of(parser: argparse.ArgumentParser) -> list[str]:
     return [option for action in parser._actions for option in action.option_strings]
 
 
+def _ours_among(words: Sequence[str], command: argparse.ArgumentParser) -> str:
+    """What to say of options behind a script that are about the answer, not about the training, should it fail."""
+    ours = {
+        option
+        for action in command._actions
+        if not action.dest.startswith(("recipe_", "workload_"))
+        for option in action.option_strings
+    }
+    found = [word for word in words if word.partition("=")[0] in ours]
+    return f" What stands behind the script is its own: put {', '.join(found)} before it." if found else ""
+
+
+def _help_of(error: argparse.ArgumentError, command: argparse.ArgumentParser | None) -> str:
+    """What an option takes, where one is typed without a value."""
+    if command is None or not error.message.startswith("expected"):
+        return ""
+    named = (one for one in command._actions if error.argument_name == "/".join(one.option_strings))
+    return "".join(f": {one.help}".rstrip(".") for one in named if one.help)
+
+
 def _unknown_option(word: str, chosen: str | None, options: Sequence[str]) -> str:
     """Says where an unknown option belongs, or what may have been meant; ends with `; `."""
     if chosen is not None and word in options:
@@ -199,7 +224,8 @@ class _Parser(argparse.ArgumentParser):
 @contextlib.contextmanager
 def _notes_on_stderr() -> Iterator[None]:
     """Prints notes of what was chosen on the way (a library, a fresh head) on stderr, one line each."""
-    logger, notes = logging.getLogger("snugfit"), logging.StreamHandler(sys.stderr)
+    logger, notes = logging.getLogger("snugfit"), logging.Handler()
+    notes.emit = lambda record: say(notes.format(record))  # type: ignore[method-assign]
     notes.setFormatter(logging.Formatter("snugfit: %(message)s"))
     level = logger.level
     logger.addHandler(notes)
@@ -216,7 +242,7 @@ def _showing_ours_plainly(otherwise: Any) -> Any:
 
     def show(message: Warning | str, category: type[Warning], *place: Any) -> None:
         if issubclass(category, SnugfitWarning):
-            print(f"snugfit: {message}", file=sys.stderr)
+            say(f"snugfit: {message}")
         else:
             otherwise(message, category, *place)
 

@@ -44,7 +44,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _say_values(command: str, action: Any, *, files: Any, folders: Any) -> None:
     """Tells the script what the value of an option or an argument may be."""
+    from snugfit.cli.export import TARGETS
     from snugfit.devices import device_names
+    from snugfit.ladder_presets import PRESETS
     from snugfit.techniques import TECHNIQUES
 
     word = action.metavar or ""
@@ -58,6 +60,10 @@ def _say_values(command: str, action: Any, *, files: Any, folders: Any) -> None:
         action.choices = [technique.name for technique in TECHNIQUES]
     elif action.dest == "shell":
         action.choices = SHELLS
+    elif (command, action.dest) == ("export", "to"):
+        action.choices = TARGETS
+    elif (command, action.dest) == ("ladder", "preset"):
+        action.choices = tuple(PRESETS)
     elif "DIR" in word:
         action.complete = folders
     elif action.type in (Path, output.some_path) or "FILE" in word or action.dest in ("model", "script"):

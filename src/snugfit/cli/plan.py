@@ -119,7 +119,7 @@ def _from_earlier(args: argparse.Namespace) -> int:
     add_arguments(asked)
     may = {"earlier", "budget", "output", "json"}
     for name, value in vars(args).items():
-        if name not in (*may, "run", "of_script") and value != asked.get_default(name):
+        if name not in (*may, "run", "of_script", "ours_behind") and value != asked.get_default(name):
             word = next((a.option_strings[-1] for a in asked._actions if a.dest == name and a.option_strings), "MODEL")
             raise InputError(
                 f"{word} is for a new plan, and --from answers with what an earlier one has found. Leave one of them out; "

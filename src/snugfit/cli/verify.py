@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
     words = _words(args, device)
     rows: list[dict[str, Any]] = []
     chosen = verification.recipes(args.batch_size)
-    print(f"snugfit: {len(chosen)} recipes, in at most about {args.minutes} minutes (--minutes)", file=sys.stderr)
+    print(f"snugfit: {len(chosen)} recipes, in at most about {args.minutes} min (--minutes)", file=sys.stderr)
     began, slowest = time.monotonic(), 0.0
     for number, (name, recipe) in enumerate(chosen.items(), 1):
         begins = time.monotonic()

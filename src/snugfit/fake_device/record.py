@@ -19,7 +19,7 @@ from snugfit.fake_device.library_kernels import stand_ins
 from snugfit.fake_device.personality import Personality
 from snugfit.fake_device.read_values import arrays_given
 from snugfit.fake_device.recorder import Recorder
-from snugfit.fake_device.registration import threads_of
+from snugfit.fake_device.registration import simulating, threads_of
 from snugfit.fake_device.replaced import Change, replaced
 from snugfit.fake_device.translate import cuda_means_sim, pool_on_host, told
 from snugfit.fake_device.triton_kernels import triton_launches
@@ -48,6 +48,7 @@ def record(
     try:
         with late_compiler.not_loaded_within(), ExitStack() as around:
             around.enter_context(phases.listen(recorder.on_phase))
+            around.enter_context(simulating())
             around.enter_context(threads_of(personality))
             around.enter_context(recorder)
             answers = [

@@ -22,13 +22,25 @@ from snugfit.fake_device.personality import DEVICE_TYPE, Personality
 from snugfit.fake_device.recorder import Recorder
 
 _registered = False
+_simulating = False
 _threads = 1
 """Threads that torch takes by itself in this process."""
 
 
 def is_simulation() -> bool:
-    """Returns whether this process simulates, so that code of a person's own that measures itself has nothing to measure."""
-    return _registered
+    """Returns whether what runs now is simulated, so that a person's own code that measures itself has nothing to."""
+    return _simulating
+
+
+@contextmanager
+def simulating() -> Iterator[None]:
+    """Context in which a simulation is recorded; a process that knows the fake accelerator may train for real, too."""
+    global _simulating
+    before, _simulating = _simulating, True
+    try:
+        yield
+    finally:
+        _simulating = before
 
 
 def register() -> None:

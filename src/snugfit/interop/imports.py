@@ -244,8 +244,9 @@ def _tool_of(given: Mapping[str, Any], path: Path) -> str:
             counts[tool] = len(marks)
     if not counts:
         names = ", ".join(read_table(f"interop/import_{tool}.yaml")["tool"] for tool in TOOLS)
-        model = f" A model's own is given as hf:{path}." if "model_type" in given else ""
-        raise InputError(f"{str(path)!r} is no configuration of {names}. Give one of these as --from.{model}")
+        hint = f" A model's own is given as hf:{path}." if "model_type" in given else ""
+        hint = f" A recipe of snugfit is given as --recipe {path}." if given.keys() & field_infos(Recipe) else hint
+        raise InputError(f"{str(path)!r} is no configuration of {names}. Give one of these as --from.{hint}")
     return max(counts, key=lambda tool: counts[tool])
 
 

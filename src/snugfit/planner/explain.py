@@ -6,6 +6,7 @@ names that one. For a field that is off it was simulated or is composed (`one_ch
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 
 from snugfit.fidelity import fidelity
@@ -77,7 +78,7 @@ def _why_on(space: Space, best: Probe, name: str, capacity_bytes: int) -> str:
     seen = space.simulations.probes.get(back)
     if seen is None:
         refusal = space.simulations.refusals.get(back)
-        return (refusal.reason.rstrip(".") if refusal else planning.because or "without it the step takes longer") + "."
+        return _what_is(refusal.reason) if refusal else f"{planning.because or 'without it the step takes longer'}."
     along = [other for other in differing(back, best.recipe) if other != name]
     text = f"without {' and '.join(['it', *along])} a step {_change(best, seen)}"
     text += f"{', which does not fit' if seen.need_bytes > capacity_bytes else ''} (simulated)"
@@ -184,12 +185,17 @@ def _refusal(space: Space, best: Probe, name: str, change: Changes) -> str | Non
         if found is not None:
             level, reason = found
             return f"{reason.rstrip('.')}: {level}, which is not allowed (--allow {level})."
-        return made
+        return _what_is(made)
     for recipe, refusal in space.simulations.refusals.items():
         about_it = not refusal.fields or bool(set(change) & set(refusal.fields))
         if about_it and all(getattr(recipe, key) == value for key, value in change.items()):
-            return refusal.reason
+            return _what_is(refusal.reason)
     return None
+
+
+def _what_is(message: str) -> str:
+    """What an error says without what to do about it: a plan has done that already."""
+    return re.split(r"(?<=[^.]\.) +(?=[A-Z])", message)[0].rstrip(".") + "."
 
 
 def _differing(one: Recipe, other: Recipe) -> list[str]:

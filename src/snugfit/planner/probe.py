@@ -26,6 +26,7 @@ from snugfit.recording.recording import Recording
 from snugfit.recording.replay import Replays
 from snugfit.recording.tensor_bytes import TensorBytes
 from snugfit.recording.trace import OperatorRun
+from snugfit.report.waiting import waiting_for
 from snugfit.report.words import recipe_in_words
 from snugfit.simulator.subjects import Subject
 from snugfit.techniques.compile import eager_of
@@ -252,7 +253,8 @@ class Simulations:
     def _simulated(self, recipe: Recipe, *, compiled: bool = False, may_run: bool = False) -> Probe:
         doing = f"a training step of {self.subject.title} by the recipe {recipe_in_words(recipe)}"
         how: dict[str, Any] = {"compiled": compiled, "most_weight_bytes": self.most_weight_bytes, "may_run": may_run}
-        found: Probe = self._pool.call(probe, self.subject, recipe, self.place, **how, doing=doing)
+        with waiting_for(recipe_in_words(recipe)):
+            found: Probe = self._pool.call(probe, self.subject, recipe, self.place, **how, doing=doing)
         return found
 
     def _try(self, recipe: Recipe) -> Probe | Refusal:

@@ -39,7 +39,10 @@ def estimate_card(estimate: Estimate) -> str:
 
 
 def _facts(estimate: Estimate) -> Iterator[tuple[str, str]]:
-    yield "model", f"{_count(estimate.parameters)} parameters, batch of {estimate.batch_shape}"
+    yield (
+        "model",
+        f"{_count(estimate.parameters)} parameters{estimate.batch_shape and f', batch of {estimate.batch_shape}'}",
+    )
     times = f", called {estimate.steps} times" if estimate.steps is not None else ""
     yield "recipe", recipe_in_words(estimate.recipe) + times
     if estimate.fidelity is not None:

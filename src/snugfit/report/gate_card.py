@@ -48,7 +48,8 @@ def _headline(estimate: Estimate, comparison: Comparison | None) -> str:
 
 
 def _subject(estimate: Estimate) -> str:
-    return f"{estimate.title}, batch of {estimate.batch_shape}, {recipe_in_words(estimate.recipe)}"
+    batch = estimate.batch_shape and f", batch of {estimate.batch_shape}"
+    return f"{estimate.title}{batch}, {recipe_in_words(estimate.recipe)}"
 
 
 def _parts(

@@ -56,9 +56,7 @@ def _facts(plan: Plan) -> Iterator[tuple[str, str]]:
     yield "GPUs", _gpus_in_words(plan)
     yield "recipe", recipe_in_words(plan.recipe)
     yield "fidelity", str(plan.fidelity)
-    headroom = estimate.devices[0].headroom_bytes
-    room = "" if headroom is None else f"; {format_bytes(headroom)} of the budget are left"
-    yield "memory", f"{format_bytes(estimate.total_bytes)} where memory is not short{room}"
+    yield "memory", memory_in_words(estimate.total_bytes, plan.budget_bytes, estimate.devices[0].headroom_bytes)
     processor = getattr(estimate, "processor", None)  # what a prediction for cpu holds for
     yield "holds for", f"{processor}" if processor else ""
     yield "margin", f"{format_bytes(plan.margin_bytes)} stay free ({plan.margin_source})"
@@ -78,6 +76,17 @@ def _facts(plan: Plan) -> Iterator[tuple[str, str]]:
     )
     yield "time", f"{format_seconds(plan.step_seconds)} a step, {slower}"
     yield "simulated", f"{plan.simulated} recipes"
+
+
+def memory_in_words(total_bytes: int, budget_bytes: int, headroom_bytes: int | None) -> str:
+    """What a plan takes, which may be more than its budget where nothing makes the allocator give cached blocks back."""
+    told = f"{format_bytes(total_bytes)} where memory is not short"
+    if headroom_bytes is None:
+        return told
+    given_back = (
+        f"in {format_bytes(budget_bytes)} cached blocks are given back, and " if total_bytes > budget_bytes else ""
+    )
+    return f"{told}; {given_back}{format_bytes(headroom_bytes)} of the budget are left"
 
 
 def _host_in_words(plan: Plan) -> str:

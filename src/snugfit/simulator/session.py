@@ -175,8 +175,8 @@ class Session(ABC):
 
 
 def switchable(model: torch.nn.Module) -> tuple[str, ...]:
-    """Returns the techniques that would find something to switch in a model."""
-    return tuple(row.name for row in TECHNIQUES if row.planning.part == "switch" and loaded(row.hooks).may_gain(model))
+    """Returns the techniques that would find something to change in a model, of those that look for it."""
+    return tuple(row.name for row in TECHNIQUES if row.planning.switchable and loaded(row.hooks).may_gain(model))
 
 
 def without_logs() -> None:

@@ -109,7 +109,7 @@ class ModelTechnique:
 
     @classmethod
     def may_gain(cls, model: nn.Module) -> bool:
-        """Returns whether a model has something that this could switch; asked of techniques that declare a switch."""
+        """Returns whether a model has something that this could change; asked of techniques that declare so."""
         return False
 
     @classmethod

@@ -94,6 +94,8 @@ class Planning:
     way of one (another optimizer of an update on the host) is turned back."""
     by_block: ByBlock | None = None
     """How it is done to some blocks; None: to all or none."""
+    switchable: bool = False
+    """Whether it only does something to models that have what it looks for, which its hooks tell (`may_gain`)."""
     on_host: bool = False
     """Whether it moves things to the host, which saves nothing where the device is the host."""
 

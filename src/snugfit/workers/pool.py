@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar, cast
 
 from snugfit.errors import CannotSimulateError, InputError
+from snugfit.report.waiting import waiting_for
 from snugfit.workers import torch_settings
 from snugfit.workers.worker_end import LastWords
 
@@ -199,7 +200,8 @@ class Pool:
             if self.cancelled:  # while it started
                 worker.close()
                 raise Cancelled
-            return worker.call(request, timeout_seconds, doing)
+            with waiting_for(doing):
+                return worker.call(request, timeout_seconds, doing)
         except Exception:
             if self.cancelled:  # its worker was ended under it, at whatever point
                 raise Cancelled from None

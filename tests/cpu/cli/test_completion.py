@@ -13,6 +13,8 @@ COMPLETED = {
     "estimate --device rtx-4090": "estimate --device rtx-4090",
     "train --device cud": "train --device cuda",
     "train --recipe folder/rec": "train --recipe folder/recipe.yaml",
+    "export --to axo": "export --to axolotl",
+    "ladder --preset llama-8": "ladder --preset llama-8b",
     "techniques step_": "techniques step_in_backward",
 }
 """What is typed before the tab key -> what bash then runs."""

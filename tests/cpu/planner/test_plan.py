@@ -2,6 +2,7 @@
 
 import functools
 import json
+import re
 
 import planned
 import pytest
@@ -80,6 +81,9 @@ def test_pins_and_bans_are_kept(planning_pool):
     check_prepared(planned.Stack, plan, real_batch(), TRAINED)
     assert plan.reasons["microbatch_size"] == "pinned to None." and "forbidden" in plan.reasons["step_in_backward"]
     assert "blocks" in plan.reasons["checkpoint"] or "selective" in plan.reasons["checkpoint"]
+    assert plan.reasons["loss_impl"] == "off: no head over a vocabulary."
+    # What an error advises is no reason: the plan has done without already.
+    assert not [text for text in plan.reasons.values() if re.search(r"\b(Leave|Set|Give) ", text)]
 
 
 @pytest.mark.filterwarnings("ignore:compile=.* is predicted by compiling")

@@ -11,6 +11,7 @@ from torch import nn
 import snugfit
 from snugfit import InputError, Recipe, SnugfitWarning
 from snugfit.measure.allocator_events import AllocatorEvents, warm_up
+from snugfit.techniques.loss_impl.apply import LossImpl
 from snugfit.techniques.loss_impl.deferred_logits import DeferredLogits
 
 SHAPE = {
@@ -263,3 +264,11 @@ def test_a_small_vocabulary_warns():
 
     with pytest.warns(SnugfitWarning, match="has no effect"):
         snugfit.prepare(Few(), Recipe(loss_impl="chunked"), device="cpu")
+
+
+def test_what_a_model_itself_cannot_say_stops_no_other_recipe():
+    class Odd(nn.Module):
+        def get_output_embeddings(self):
+            raise NotImplementedError
+
+    assert LossImpl.may_gain(Odd()) and not LossImpl.may_gain(nn.Linear(2, 2))

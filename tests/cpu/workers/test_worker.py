@@ -52,6 +52,20 @@ def test_switches_of_torch_go_with_each_request(pool, monkeypatch):
     assert pool.call(seen)[0] is torch.float32
 
 
+def test_code_is_simulated_only_while_it_is_recorded(pool):
+    """A process that knows the fake accelerator, as after a rehearsal, may train for real: what watches that must see it."""
+
+    def seen():
+        from snugfit.fake_device.personality import Personality
+        from snugfit.fake_device.record import record
+
+        inside = []
+        record(lambda _: inside.append(registration.is_simulation()), Personality())
+        return registration._registered, inside, registration.is_simulation()
+
+    assert pool.call(seen) == (True, [True], False)
+
+
 def test_lambdas_and_closures_run_in_a_warm_process(pool):
     base = 40
     first = pool.call(lambda: (base + 2, os.getpid()))

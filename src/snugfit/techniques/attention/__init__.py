@@ -51,6 +51,7 @@ TECHNIQUE = Technique(
     may_change="passes",
     planning=Planning(
         part="switch",
+        switchable=True,
         choices=(Choice(_SDPA),),
         off=lambda _, plan: (
             "" if plan.switchable else "the model has no attention that it can switch from holding every score"

@@ -46,6 +46,7 @@ TECHNIQUE = Technique(
     may_change="passes",
     planning=Planning(
         part="switch",
+        switchable=True,
         choices=(Choice(_ON),),
         off=lambda _, plan: (
             "" if plan.switchable else "the model has no activation module that could overwrite its input"

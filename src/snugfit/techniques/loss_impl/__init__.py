@@ -51,6 +51,11 @@ TECHNIQUE = Technique(
     only_on_cards={"its kernels are written for cards": lambda r: r.loss_impl == "fused"},
     hooks="snugfit.techniques.loss_impl.apply:LossImpl",
     may_change="passes",
-    planning=Planning(part="passes", choices=(Choice(_CHUNKED),)),
+    planning=Planning(
+        part="passes",
+        choices=(Choice(_CHUNKED),),
+        switchable=True,
+        off=lambda _, plan: "" if plan.switchable else "no head over a vocabulary",
+    ),
     example=({}, _CHUNKED),
 )

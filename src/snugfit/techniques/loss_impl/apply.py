@@ -28,6 +28,14 @@ class LossImpl(ModelTechnique):
         super().__init__(setup)
         self.active = False  # whether a forward pass of training or evaluation is under way
 
+    @classmethod
+    def may_gain(cls, model: nn.Module) -> bool:
+        """Returns whether a model has a head over a vocabulary."""
+        try:
+            return _head(model) is not None
+        except Exception:  # the model's own code; what it says is told where this loss is asked for
+            return True
+
     def change(self, model: nn.Module) -> None:
         """Wraps the head, and the model around it."""
         recipe = self.setup.recipe
@@ -87,10 +95,7 @@ def _computed(output: Any) -> Any:
 def output_head(model: nn.Module, impl: str) -> tuple[str, nn.Linear]:
     """Returns the name and module of the layer that scores words; `InputError` unless it is a plain linear layer."""
     names = {module: name for name, module in model.named_modules()}
-    given = getattr(model, "get_output_embeddings", None)
-    head = given() if callable(given) else None
-    if head is None:
-        head = _by_structure(model)
+    head = _head(model)
     if head is None:
         raise InputError(
             f"loss_impl={impl!r} found no head over a vocabulary in {type(model).__name__}: get_output_embeddings returns "
@@ -106,6 +111,13 @@ def output_head(model: nn.Module, impl: str) -> tuple[str, nn.Linear]:
             f"{'Leave adapter_head out, or set' if adapter else 'Set'} loss_impl='full'."
         )
     return name, head
+
+
+def _head(model: nn.Module) -> nn.Module | None:
+    """The layer that scores words: what the model says, or else what its shapes say."""
+    given = getattr(model, "get_output_embeddings", None)
+    head = given() if callable(given) else None
+    return _by_structure(model) if head is None else head
 
 
 def _by_structure(model: nn.Module) -> nn.Module | None:
