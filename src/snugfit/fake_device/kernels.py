@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from snugfit.fake_device.convolution_layout import converted_bytes, copied_bytes, result_shape
+from snugfit.fake_device.recurrent_kernels import inside_bytes
 from snugfit.fake_device.reduce_kernels import scratch_bytes
 from snugfit.recording.generations import GENERATIONS
 
@@ -241,4 +242,6 @@ _CUDA: dict[str, Row] = {
     "aten._scaled_dot_product_efficient_attention.default": _efficient_forward,
     "aten._scaled_dot_product_efficient_attention_backward.default": _efficient_backward,
     "aten.embedding_dense_backward.default": _embedding_backward,
+    "aten._cudnn_rnn.default": inside_bytes,
+    "aten._cudnn_rnn_backward.default": inside_bytes,
 }

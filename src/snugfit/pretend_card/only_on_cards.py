@@ -1,4 +1,4 @@
-"""Operators that only cards have, computed by their definition: fused attention, and cells of recurrent networks.
+"""Operators that only cards have, computed by their definition: fused attention, and recurrent layers.
 
 Their random state on a card is a seed and an offset; a pretend card keeps the seed of the mask there, so backward draws the
 same mask again.
@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from snugfit.pretend_card import recurrent
 
 _aten = torch.ops.aten
 
@@ -126,5 +128,7 @@ KERNELS: dict[Any, Any] = {
     _aten._scaled_dot_product_flash_attention_backward.default: _flash_backward,
     _aten._scaled_dot_product_efficient_attention.default: _efficient,
     _aten._scaled_dot_product_efficient_attention_backward.default: _efficient_backward,
+    _aten._cudnn_rnn.default: recurrent.forward,
+    _aten._cudnn_rnn_backward.default: recurrent.backward,
 }
 """Operator -> its definition on CPU tensors."""

@@ -44,7 +44,7 @@ def work_of(
         return None
     writes = bool(dispatcher.places_written(operator))
     given = {tensor.untyped_storage()._cdata for tensor in tensors_in((*args, *kwargs.values()))}
-    results = list(result) if isinstance(result, list | tuple) else [result]
+    results = _one_by_one(result)
     fresh = [
         isinstance(one, torch.Tensor) and one.untyped_storage()._cdata not in given and one.numel() > 0
         for one in results
@@ -60,11 +60,18 @@ def work_of(
     def work() -> None:
         made = _computed(run, operator, own_args, own_kwargs)
         if targets:
-            values = made if isinstance(made, list | tuple) else [made]
+            values = _one_by_one(made)
             for number, target in targets:
                 _put(values[number], target)
 
     return work
+
+
+def _one_by_one(result: Any) -> list[Any]:
+    """What an operator returns, lists in it taken apart."""
+    if not isinstance(result, list | tuple):
+        return [result]
+    return [part for one in result for part in _one_by_one(one)]
 
 
 def _put(value: Any, target: torch.Tensor) -> None:
