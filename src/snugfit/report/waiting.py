@@ -106,7 +106,7 @@ class WaitingLine:
                 if self._bar is None and self._running and passed >= AFTER_SECONDS:
                     from tqdm import tqdm
 
-                    self._bar = tqdm(bar_format="{desc}", file=self._stream, leave=False)
+                    self._bar = tqdm(bar_format="{desc}", file=self._stream, leave=False, position=0)
                 if self._bar is not None and self._running:
                     text = f"simulated {self._done} in {format_seconds(round(passed))}, now {self._what}"
                     columns = shutil.get_terminal_size().columns - 1
