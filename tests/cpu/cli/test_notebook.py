@@ -1,6 +1,7 @@
 """Notebooks: results show their cards, and a cell that is a training script is estimated as a file would be."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,7 @@ for step in range(100):
 def notebook(tmp_path, monkeypatch):
     """What runs the cells of a notebook, in a folder of its own."""
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
+    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])  # the shell puts its own there
     (tmp_path / "notebook").mkdir()
     (tmp_path / "notebook" / "width.py").write_text("WIDTH = 512\n")
     monkeypatch.chdir(tmp_path / "notebook")
