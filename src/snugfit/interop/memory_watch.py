@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from snugfit.simulator.prediction import Estimate
 
 ON_EXCEED = ("warn", "stop")
-_LEAST_OF_TENSORS, _LEAST_OF_ALL = 2**12, 2**16
-"""Bytes of a step that count as growth: in tensors, and in all that a process allocates, to which histories of logs add."""
+_LEAST_OF_TENSORS, _LEAST_OF_ALL = 2**12, 2**18
+"""Bytes of a step that count as growth: in tensors, and in all that a process allocates, to which histories of logs add, and
+what libraries keep of each new shape (oneDNN some 100 KiB)."""
 _LARGE_SHARE = 0.25
 """Part of the growth that the tensors which stay must explain to be named as its cause."""
 
