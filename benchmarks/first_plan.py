@@ -1,6 +1,6 @@
 """The plan that the README shows: eight billion parameters on a card of 24 GB.
 
-    python -m benchmarks.first_plan       (minutes; writes benchmarks/results/first_plan.json)
+python -m benchmarks.first_plan       (minutes; writes benchmarks/results/first_plan.json)
 """
 
 from __future__ import annotations

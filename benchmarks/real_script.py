@@ -23,6 +23,6 @@ if __name__ == "__main__":
     with ExitStack() as around:
         watched.begin(around)
         around.enter_context(harmless())
-        around.enter_context(replaced(watched.shorter_loaders()))
+        around.enter_context(replaced(watched.changes()))
         around.enter_context(as_main(script, sys.argv[2:]))
         runpy.run_path(str(script), run_name="__main__")

@@ -13,7 +13,6 @@ import argparse
 import dataclasses
 import json
 import os
-import struct
 import subprocess
 import sys
 import time
@@ -21,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks import results_file
+from benchmarks import results_file, script_data
 
 CARD = "rtx-4090"
 _HERE = Path(__file__).parents[1]
@@ -45,72 +44,95 @@ class Script:
     """Makes the data that it would download, told the script's folder."""
 
 
-def mnist(folder: Path) -> None:
-    """MNIST's files beside the folder and in it, of random pixels."""
-    for root in (folder.parent / "data", folder / "data"):
-        raw = root / "MNIST" / "raw"
-        raw.mkdir(parents=True, exist_ok=True)
-        for part, count in (("train", 60000), ("t10k", 10000)):
-            images, labels = os.urandom(count * 784), bytes(number % 10 for number in range(count))
-            (raw / f"{part}-images-idx3-ubyte").write_bytes(struct.pack(">IIII", 2051, count, 28, 28) + images)
-            (raw / f"{part}-labels-idx1-ubyte").write_bytes(struct.pack(">II", 2049, count) + labels)
-
-
-def tokens(folder: Path) -> None:
-    """NanoGPT's files of tokens."""
-    import numpy
-
-    (folder / "data" / "made").mkdir(parents=True, exist_ok=True)
-    for part in ("train", "val"):
-        (numpy.arange(200_000) % 50257).astype(numpy.uint16).tofile(folder / "data" / "made" / f"{part}.bin")
-
-
-def words_of_text(folder: Path) -> None:
-    """The word-level model's corpus."""
-    place = folder / "data" / "wikitext-2"
-    place.mkdir(parents=True, exist_ok=True)
-    for part in ("train", "valid", "test"):
-        (place / f"{part}.txt").write_text(" ".join(f"w{number % 3000}" for number in range(60_000)) + " \n")
-
-
 _NANO = (
     "--dataset=made --n_layer=4 --n_head=4 --n_embd=256 --batch_size=4 --block_size=256 --eval_iters=2 "
     "--gradient_accumulation_steps=4 --compile=False"
 )
 
 SCRIPTS: dict[str, Script] = {
-    "nanoGPT": Script("karpathy/nanoGPT", "train.py", _NANO, on_cpu="--device=cpu --dtype=float32", data=tokens),
-    "mnist": Script("pytorch/examples", "mnist/main.py", data=mnist),
+    "nanoGPT": Script("karpathy/nanoGPT", "train.py", _NANO, on_cpu="--device=cpu --dtype=float32", data=script_data.tokens),
+    "mnist": Script("pytorch/examples", "mnist/main.py", data=script_data.mnist),
     "imagenet": Script("pytorch/examples", "imagenet/main.py", "--dummy -a resnet18 -b 16 --epochs 1"),
-    "vae": Script("pytorch/examples", "vae/main.py", "--epochs 1", data=mnist),
+    "vae": Script("pytorch/examples", "vae/main.py", "--epochs 1", data=script_data.mnist),
     "dcgan": Script("pytorch/examples", "dcgan/main.py", "--dataset fake --batchSize 8", on_card="--accel"),
-    "siamese_network": Script("pytorch/examples", "siamese_network/main.py", "--epochs 1", data=mnist),
-    "mnist_rnn": Script("pytorch/examples", "mnist_rnn/main.py", "--epochs 1", on_card="--accel", data=mnist),
+    "siamese_network": Script("pytorch/examples", "siamese_network/main.py", "--epochs 1", data=script_data.mnist),
+    "mnist_rnn": Script("pytorch/examples", "mnist_rnn/main.py", "--epochs 1", on_card="--accel", data=script_data.mnist),
     "word_language_model": Script(
         "pytorch/examples", "word_language_model/main.py", "--epochs 1 --model Transformer", on_card="--accel",
-        data=words_of_text,
+        data=script_data.words_of_text,
     ),
-    "mnist_forward_forward": Script("pytorch/examples", "mnist_forward_forward/main.py", "--epochs 1", data=mnist),
+    "mnist_forward_forward": Script(
+        "pytorch/examples", "mnist_forward_forward/main.py", "--epochs 1", data=script_data.mnist
+    ),
     "regression": Script("pytorch/examples", "regression/main.py"),
+    "gat": Script("pytorch/examples", "gat/main.py", data=script_data.cora),
+    "super_resolution": Script(
+        "pytorch/examples", "super_resolution/main.py", "--upscale_factor 2 --batchSize 8 --nEpochs 1", on_card="--accel",
+        data=script_data.photographs,
+    ),
+    "reinforce": Script("pytorch/examples", "reinforcement_learning/reinforce.py"),
+    "makemore": Script("karpathy/makemore", "makemore.py", on_card="--device cuda"),
+    "minGPT": Script("karpathy/minGPT", "projects/adder/adder.py"),
+    "unet": Script(
+        "milesial/Pytorch-UNet", "train.py", "--epochs 1 --batch-size 2 --scale 1.0 --bilinear", data=script_data.carvana
+    ),
+    "timm": Script(
+        "huggingface/pytorch-image-models", "train.py",
+        "--data-dir made --model resnet18 --num-classes 2 -b 8 --epochs 1 --workers 2", on_cpu="--device cpu",
+        data=script_data.image_folder,
+    ),
+    # A fork of huggingface/transformers, whose own repository is too large to fetch; not compared with it.
+    "run_clm": Script(
+        "PerforatedAI/PerforatedAI-Transformers", "examples/pytorch/language-modeling/run_clm.py",
+        "--config_name small-gpt2 --tokenizer_name small-gpt2 --train_file train.txt --validation_file validation.txt "
+        "--block_size 128 --do_train --output_dir out", data=script_data.text,
+    ),
+    "run_glue": Script(
+        "PerforatedAI/PerforatedAI-Transformers", "examples/pytorch/text-classification/run_glue.py",
+        "--model_name_or_path small-bert --train_file train.csv --validation_file validation.csv --do_train --do_eval "
+        "--max_seq_length 128 --output_dir out", data=script_data.text,
+    ),
+    "run_image_classification": Script(
+        "PerforatedAI/PerforatedAI-Transformers", "examples/pytorch/image-classification/run_image_classification.py",
+        "--model_name_or_path small-vit --train_dir made/train --validation_dir made/validation --do_train --do_eval "
+        "--remove_unused_columns False --output_dir out", data=script_data.image_folder,
+    ),
+    "diffusion": Script(
+        "huggingface/diffusers", "examples/unconditional_image_generation/train_unconditional.py",
+        "--train_data_dir made/train --model_config_name_or_path small-unet --resolution 32 --train_batch_size 8 "
+        "--num_epochs 1 --eval_batch_size 2 --ddpm_num_inference_steps 5 --use_ema --output_dir out",
+        data=script_data.images_to_make,
+    ),
+    "fabric": Script(
+        "Lightning-AI/pytorch-lightning", "examples/fabric/image_classifier/train_fabric.py",
+        data=script_data.mnist_of_lightning,
+    ),
 }  # fmt: skip
 
 
 def row(script: Script, sources: Path) -> dict[str, Any]:
     """Estimates a script and takes it through the same steps for real."""
-    path = sources / script.repository.replace("/", "+") / script.path
+    project = sources / script.repository.replace("/", "+")
+    path = project / script.path
     if script.data is not None:
         script.data(path.parent)
     before = _listed(path.parent)
     started = time.perf_counter()
     predicted, said = _run(
-        ["estimate", "--device", "cpu", "--json", path.name, *script.words.split(), *script.on_cpu.split()], path
+        ["estimate", "--device", "cpu", "--json", path.name, *script.words.split(), *script.on_cpu.split()],
+        path,
+        project,
     )
     seconds = time.perf_counter() - started
     card, said_on_card = _run(
-        ["estimate", "--device", CARD, "--json", path.name, *script.words.split(), *script.on_card.split()], path
+        ["estimate", "--device", CARD, "--json", path.name, *script.words.split(), *script.on_card.split()],
+        path,
+        project,
     )
     real = ["--steps", "1000", str(_HERE / "benchmarks" / "real_script.py"), path.name]
-    measured, _ = _run(["profile", "--json", "--no-advice", *real, *script.words.split(), *script.on_cpu.split()], path)
+    measured, _ = _run(
+        ["profile", "--json", "--no-advice", *real, *script.words.split(), *script.on_cpu.split()], path, project
+    )
     return {
         "repository": script.repository,
         "script": script.path,
@@ -125,9 +147,9 @@ def row(script: Script, sources: Path) -> dict[str, Any]:
     }
 
 
-def _run(words: list[str], path: Path) -> tuple[dict[str, Any] | None, str]:
+def _run(words: list[str], path: Path, project: Path) -> tuple[dict[str, Any] | None, str]:
     """The document that a command prints, or the line that it ends with."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(_HERE / "src"), str(_HERE)])}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(_HERE / "src"), str(_HERE), str(project)])}
     done = subprocess.run(
         [sys.executable, "-m", "snugfit", *words], cwd=path.parent, env=environment, capture_output=True, text=True
     )

@@ -7,6 +7,7 @@ nothing is fake, as weights are, but for small whole ones (positions, orders).
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -45,9 +46,18 @@ class ScriptRecorder(Recorder):  # type: ignore[no-untyped-call]
             return super().__torch_dispatch__(func, types, _by_positions(func, args), kwargs)
         result = func(*args, **kwargs)
         module = self._where()
-        for tensor in new_tensors(result, {tensor.untyped_storage()._cdata for tensor in given}):
+        known = {part.untyped_storage()._cdata for tensor in given for part in _dense(tensor)}
+        made = [part for tensor in tensors_in((result,)) for part in _dense(tensor)]
+        for tensor in new_tensors(made, known):
             self._ledger.see(tensor, operator=str(func), module=module, phase=self.phase, stream=self._stream)
         return result
+
+
+def _dense(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The tensors that hold a tensor's numbers: itself, or places and values of a sparse one."""
+    if tensor.layout is torch.sparse_coo:
+        return tensor._indices(), tensor._values()
+    return (tensor,)
 
 
 def copies() -> list[Change]:
@@ -65,6 +75,28 @@ def copies() -> list[Change]:
         return memo[id(tensor)]
 
     return [(torch.Tensor, "__deepcopy__", copied)]
+
+
+@dataclasses.dataclass(frozen=True, order=True, slots=True)
+class Address:
+    """Where a fake tensor would lie, to be compared by what looks for shared weights; no number that a kernel could read."""
+
+    storage: int
+    """A number of its storage."""
+    offset: int
+    """Elements before it."""
+
+
+def addresses() -> list[Change]:
+    """Returns the replacement that tells fake tensors that share memory from others."""
+    original = torch.Tensor.data_ptr
+
+    def address(tensor: torch.Tensor) -> Any:
+        if type(tensor) is not FakeTensor:
+            return original(tensor)
+        return Address(tensor.untyped_storage()._cdata, int(tensor.storage_offset()))
+
+    return [(torch.Tensor, "data_ptr", address)]
 
 
 def _by_positions(func: Any, args: Sequence[Any]) -> Sequence[Any]:

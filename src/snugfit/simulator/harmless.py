@@ -2,13 +2,14 @@
 
 Python's own ways to files lead into a temporary folder that lies over the real ones: what was written there is read
 again, everything else is read from where it is. An audit hook refuses what comes to a file by another way of Python's.
-Libraries that write by code of their own in C (databases, pyarrow) are not seen.
+Libraries that write by code of their own in C (databases, pyarrow) are not seen. Pools of processes are pools of threads.
 """
 
 from __future__ import annotations
 
 import builtins
 import io
+import multiprocessing.context
 import multiprocessing.process
 import os
 import shutil
@@ -16,6 +17,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -37,7 +39,7 @@ _guard: list[_Aside] = []
 def harmless() -> Iterator[None]:
     """Context in which code of a person's own writes aside, sends nothing, starts no process and reads no input."""
     with tempfile.TemporaryDirectory(prefix="snugfit-") as folder, ExitStack() as around:
-        aside = _Aside(Path(folder))
+        aside = _Aside(Path(folder), around)
         around.enter_context(_settings(folder))
         around.enter_context(replaced(aside.changes()))
         around.enter_context(replaced(_refusals()))
@@ -50,8 +52,9 @@ def harmless() -> Iterator[None]:
 class _Aside:
     """A folder over the real files: paths that were written are there, at their own names."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, around: ExitStack) -> None:
         self.folder = os.path.realpath(folder)
+        self._around, self._follows_arrow = around, False
 
     def may_write(self, path: Any) -> bool:
         """Whether a path needs no other place."""
@@ -61,6 +64,7 @@ class _Aside:
         """Returns where a path is to be written."""
         if self.may_write(path):
             return path
+        self._follow_arrow()
         place = self._place(path)
         _os["makedirs"](os.path.dirname(place), exist_ok=True)  # noqa: PTH120 Path would come back here
         return place
@@ -71,6 +75,21 @@ class _Aside:
             return path
         place = self._place(path)
         return place if _exists(place) else path
+
+    def _follow_arrow(self) -> None:
+        """Lets pyarrow, which opens files by C code, read what was written: `datasets` reads all that it prepares so."""
+        arrow = sys.modules.get("pyarrow")
+        if self._follows_arrow or not hasattr(arrow, "memory_map"):
+            return
+        self._follows_arrow = True
+
+        def reading(original: Callable[..., Any]) -> Callable[..., Any]:
+            return lambda source, *args, **kwargs: original(
+                self.read(source) if isinstance(source, str | os.PathLike) else source, *args, **kwargs
+            )
+
+        names = ("memory_map", "input_stream")
+        self._around.enter_context(replaced([(arrow, name, reading(getattr(arrow, name))) for name in names]))
 
     def _name(self, path: Any) -> str:
         return os.path.abspath(os.fsdecode(path))  # noqa: PTH100 links are not followed
@@ -125,7 +144,7 @@ class _Aside:
             return None
 
         rows: list[Change] = [(builtins, "open", opened), (io, "open", opened), (os, "open", low), (os, "mkdir", mkdir)]
-        rows += [(os, name, reading(name)) for name in ("stat", "lstat", "listdir", "scandir", "access")]
+        rows += [(os, name, reading(name)) for name in ("stat", "lstat", "listdir", "scandir", "access", "statvfs")]
         rows += [(os, name, removed(name)) for name in ("remove", "unlink", "rmdir")]
         rows += [(os, name, moved(name)) for name in ("rename", "replace")]
         rows += [(os, name, nothing) for name in ("chmod", "utime", "symlink", "link")]
@@ -136,8 +155,8 @@ _open, _copy = builtins.open, shutil.copyfile
 _os = {
     name: getattr(os, name)
     for name in (
-        "open", "mkdir", "makedirs", "stat", "lstat", "listdir", "scandir", "access", "remove", "unlink", "rmdir", "rename",
-        "replace",
+        "open", "mkdir", "makedirs", "stat", "lstat", "listdir", "scandir", "access", "statvfs",
+        "remove", "unlink", "rmdir", "rename", "replace",
     )
 }  # fmt: skip
 
@@ -174,7 +193,8 @@ def _without_values(nothing: Callable[..., None]) -> list[Change]:
 @contextmanager
 def _settings(folder: str) -> Iterator[None]:
     before, temporary, bytecode = dict(os.environ), tempfile.tempdir, sys.dont_write_bytecode
-    os.environ.update(_QUIET, TMPDIR=folder)
+    # Code of hubs and metrics is written there to be imported, and imports see only what is really there.
+    os.environ.update(_QUIET, TMPDIR=folder, HF_MODULES_CACHE=str(Path(folder) / "modules"))
     tempfile.tempdir, sys.dont_write_bytecode = folder, True
     try:
         yield
@@ -198,7 +218,19 @@ def _refusals() -> list[Change]:
             "script that trains in it, such as the function that each of the processes runs."
         )
 
-    return [(multiprocessing.process.BaseProcess, "start", start), (sys, "stdin", _NoInput())]
+    def threads(*given: Any, **named: Any) -> ThreadPool:
+        return ThreadPool(*given[:3], **{name: named[name] for name in _OF_POOLS if name in named})
+
+    return [
+        (multiprocessing.process.BaseProcess, "start", start),
+        (multiprocessing, "Pool", threads),
+        (multiprocessing.context.BaseContext, "Pool", lambda _, *given, **named: threads(*given, **named)),
+        (sys, "stdin", _NoInput()),
+    ]
+
+
+_OF_POOLS = ("processes", "initializer", "initargs")
+"""What a pool of threads takes; one of processes prepares data, and threads do it as well."""
 
 
 _hooked = False

@@ -2,7 +2,7 @@
 
 The script runs in a worker, as `python SCRIPT arguments` would run it, until its optimizer has stepped three times and it
 begins a fourth. Loaders of data end early, so that an evaluation behind an epoch is seen as well. Nothing is written,
-sent or started (`harmless.py`).
+sent or started (`harmless.py`). Where the weights are updated by hand, a backward pass counts as a step.
 """
 
 from __future__ import annotations
@@ -42,7 +42,10 @@ MOST_CALLS = 2000
 """Calls of the model after which a script that has not stepped is given up."""
 BATCHES = 2
 """Batches that a loader gives once the steps were seen."""
-
+BY_HAND = (
+    "the script updates its weights by hand (it made no optimizer of torch.optim): each backward pass counts as one step, "
+    "also where several are gathered for one update."
+)
 
 ASSUMED = {"integer": 1, "branch": False}
 """What is taken where a script reads what its metrics and its early stopping are made of; the estimate names it."""
@@ -110,7 +113,7 @@ def record_script(
     with ExitStack() as around:
         if changed is not None:
             around.enter_context(_silence())
-        around.enter_context(replaced([*watched.shorter_loaders(), *watched.observer.changes()]))
+        around.enter_context(replaced(watched.changes()))
         recording = record_watched(watched, run, assume, personality)
     known = {field.name: getattr(recording, field.name) for field in dataclasses.fields(recording)}
     found = ScriptRecording(**known, seen=watched.observer.seen)
@@ -135,7 +138,7 @@ def record_watched(
     """
     from snugfit.fake_device.record import record
     from snugfit.fake_device.says_cuda import code_says_cuda
-    from snugfit.fake_device.script_recorder import ScriptRecorder, copies
+    from snugfit.fake_device.script_recorder import ScriptRecorder, addresses, copies
     from snugfit.simulator.harmless import harmless
     from snugfit.simulator.session import without_logs
 
@@ -143,7 +146,7 @@ def record_watched(
     with ExitStack() as around:
         watched.begin(around)
         around.enter_context(harmless())
-        around.enter_context(replaced(copies()))
+        around.enter_context(replaced([*copies(), *addresses()]))
         around.enter_context(code_says_cuda() if personality.is_card else replaced(_no_accelerator()))
         recording = record(run, personality, captured, assume, kind=ScriptRecorder)
     return dataclasses.replace(
@@ -171,7 +174,7 @@ class WatchedScript:
         self.switchable: list[str] = []
         self.traits: dict[str, bool] = {}
         self.steps = 0
-        """Steps of the optimizer that stepped most."""
+        """Steps of the optimizer that stepped most; of a script without any, its backward passes."""
         self.notes: list[str] = []
         """What a reader of the estimate must know."""
         self.batch_shape = ""
@@ -182,7 +185,7 @@ class WatchedScript:
         self._counts: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._recorder: Any = None
         self._around = ExitStack()
-        self._calls = 0
+        self._calls = self._passes = 0
         self._in_forward = self._in_backward = False
 
     @property
@@ -194,12 +197,9 @@ class WatchedScript:
     def begin(self, around: ExitStack) -> None:
         """Hooks modules and optimizers; before the recorder does, which needs the models' names."""
         self._around = around
-        import torch
         from torch.nn.modules.module import register_module_forward_pre_hook
         from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-        if self._for_plan:
-            around.enter_context(replaced([(torch.autograd, "backward", self._marking(torch.autograd.backward))]))
         for hook in (
             register_module_forward_pre_hook(self._entered),
             register_optimizer_step_pre_hook(self._before_step),
@@ -235,7 +235,7 @@ class WatchedScript:
                     f"{line_of(error)}. What it does later is not part of the estimate."
                 )
                 return
-            seen = f"after {self.steps} steps of its optimizer" if self.steps else "before its optimizer stepped"
+            seen = f"after {self.steps} training steps" if self.steps else "before its optimizer stepped"
             if self.changed or self.observer.put_on:  # it works as it is
                 raise InputError(f"with it the script fails {seen}: {named(error)}{line_of(error)}.") from error
             raise InputError(
@@ -250,23 +250,48 @@ class WatchedScript:
                 f"function: {path}:FUNCTION."
             )
 
-    def _marking(self, backward: Any) -> Any:
-        """Returns `torch.autograd.backward` with marks of where forward ends and backward begins, which a search reads."""
+    def changes(self) -> list[Change]:
+        """Returns what makes a script's loaders end, and what notes its optimizers and its backward passes."""
+        import torch
 
-        def marked(*args: Any, **kwargs: Any) -> None:
-            if self._recorder is None or self._in_backward:
+        passes = (torch.autograd, "backward", self._counting(torch.autograd.backward))
+        return [*self._shorter_loaders(), *self.observer.changes(), passes]
+
+    def _counting(self, backward: Any) -> Any:
+        """Returns `torch.autograd.backward` that counts where no optimizer does, and marks phases for a search."""
+
+        def counted(*args: Any, **kwargs: Any) -> None:
+            if self._in_backward:  # of a checkpoint
                 backward(*args, **kwargs)
                 return
-            self._end_forward()
+            by_hand = not self.observer.any_made
+            if by_hand and self._passes >= STEPS:
+                raise EnoughSeen
             self._in_backward = True
-            self._recorder.on_phase("backward", True)
             try:
-                backward(*args, **kwargs)
+                with self._marked_backward():
+                    backward(*args, **kwargs)
             finally:
-                self._recorder.on_phase("backward", False)
                 self._in_backward = False
+            if by_hand:
+                self._passes += 1
+                if self._passes == 1:
+                    self.notes.append(BY_HAND)
+                self._reached(self._passes)
 
-        return marked
+        return counted
+
+    @contextmanager
+    def _marked_backward(self) -> Iterator[None]:
+        if not self._for_plan or self._recorder is None:
+            yield
+            return
+        self._end_forward()
+        self._recorder.on_phase("backward", True)
+        try:
+            yield
+        finally:
+            self._recorder.on_phase("backward", False)
 
     def _end_forward(self) -> None:
         if self._in_forward:
@@ -319,15 +344,18 @@ class WatchedScript:
 
     def _after_step(self, optimizer: Any, *_: Any) -> None:
         self._counts[optimizer] = self._counts.get(optimizer, 0) + 1
+        self._reached(self._counts[optimizer])
+
+    def _reached(self, steps: int) -> None:
         if not self.steps:
             self._around.enter_context(replaced(_savers()))
-        self.steps = max(self.steps, self._counts[optimizer])
+        self.steps = max(self.steps, steps)
         if self._recorder is not None and self.steps != self._recorder.step:
             self._recorder.step = self.steps
             for entered in (True, False):  # where a step begins, for what is read off by steps
                 self._recorder.on_phase("data", entered)
 
-    def shorter_loaders(self) -> list[Any]:
+    def _shorter_loaders(self) -> list[Change]:
         """Returns what makes loaders read in this process, and end when the steps were seen."""
         from torch.utils.data import DataLoader
 

@@ -100,6 +100,8 @@ class Observer:
         self._nameless: list[str] = []
         self._optimizers: list[SeenOptimizer] = []
         self._own_precision = ""
+        self.any_made = False
+        """Whether any optimizer of torch.optim was made."""
         self.put_on: Sequence[str] = ()
         """Statements that are run with the model that has no name, when its optimizer is made."""
 
@@ -122,6 +124,7 @@ class Observer:
 
         def made(optimizer: Any, *args: Any, **kwargs: Any) -> None:
             make(optimizer, *args, **kwargs)
+            self.any_made = True
             if self.put_on:
                 _run(self.put_on, {id(weight) for group in optimizer.param_groups for weight in group["params"]})
             self._made[optimizer] = self._around(sys._getframe(1))

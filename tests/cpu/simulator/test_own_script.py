@@ -1,6 +1,8 @@
 """Training scripts as people write them, estimated without a change, and nothing is left behind."""
 
+import importlib
 import json
+import os
 import textwrap
 from pathlib import Path
 
@@ -8,6 +10,7 @@ import pytest
 from command_line import run_command
 
 from snugfit.cli import main
+from snugfit.simulator.harmless import harmless
 
 TRAINS = """
 import argparse, torch
@@ -87,6 +90,7 @@ def test_layers_that_are_copied_are_weights(tmp_path, capsys):
 import copy
 layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
 body = nn.TransformerEncoder(layer, 6)
+assert len({weight.data_ptr() for _ in range(2) for weight in body.parameters()}) == len(list(body.parameters()))
 model = nn.Sequential(body, nn.Linear(32, 4)).to(device)
 average = copy.deepcopy(model)
 optimizer = torch.optim.AdamW(model.parameters())
@@ -186,3 +190,63 @@ def test_the_example_of_the_readme(capsys):
     path = Path(__file__).parents[3] / "examples" / "plain_training.py"
     _, estimate, _ = estimated(capsys, path, "--layers", "2", "--batch-size", "4")
     assert [row["name"] for row in estimate["devices"]] == ["rtx-4090"] and estimate["peak_allocated_bytes"] > 0
+
+
+BY_HAND = """
+for number in range(1000):
+    loss = model(torch.randn(64, 32, device=device)).square().mean()
+    model.zero_grad()
+    loss.backward()
+    for weight in model.parameters():
+        weight.data.add_(weight.grad, alpha=-0.1)
+print("went on")
+"""
+
+
+def test_updates_by_hand_step_with_each_backward_pass(tmp_path, capfd, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = written(tmp_path, TRAINS.replace("optimizer = ", "# ") + BY_HAND)
+    _, estimate, err = estimated(capfd, path, "--width", "4096", device="cpu")
+    assert estimate is not None, err
+    assert "by hand" in err and "went on" not in err
+    path = written(tmp_path, path.read_text().replace("range(1000)", "range(3)"))
+    truth = measured_bytes(path, "--width", "4096")
+    assert estimate["peak_allocated_bytes"] == pytest.approx(truth, rel=0.02)
+
+
+def test_gathered_gradients_of_an_optimizer_are_one_step(tmp_path, capfd):
+    gathers = BY_HAND.replace("model.zero_grad()", "if number % 8 == 0: optimizer.step()")
+    gathers = gathers[: gathers.index("    for weight")] + "    print('pass', number)\n"
+    code, _, err = estimated(capfd, written(tmp_path, TRAINS + gathers))
+    assert code == 0 and "pass 23" in err, err
+
+
+def test_sparse_data_and_pools_of_processes_prepare_data(tmp_path, capsys):
+    prepares = """
+from multiprocessing import Pool
+with Pool(2) as pool:
+    assert pool.map(abs, [-1, 2]) == [1, 2]
+graph = torch.tensor([0.5] * 64).diag().to_sparse()
+assert (graph @ graph).is_sparse
+"""
+    code, _, err = estimated(capsys, written(tmp_path, TRAINS + prepares + LOOP))
+    assert code == 0, err
+
+
+def test_arrow_reads_what_was_written(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    with harmless():
+        (tmp_path / "cache").mkdir()
+        assert os.statvfs(tmp_path / "cache").f_namemax
+        (tmp_path / "cache" / "rows").write_bytes(b"rows")
+        assert pyarrow.memory_map(str(tmp_path / "cache" / "rows")).read() == b"rows"
+    assert not list(tmp_path.iterdir())
+
+
+def test_code_of_hubs_is_imported_from_where_it_is_written(monkeypatch):
+    with harmless():
+        folder = Path(os.environ["HF_MODULES_CACHE"])
+        folder.mkdir()
+        (folder / "metric_of_a_hub.py").write_text("ANSWER = 42")
+        monkeypatch.syspath_prepend(folder)
+        assert importlib.import_module("metric_of_a_hub").ANSWER == 42
