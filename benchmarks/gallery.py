@@ -64,13 +64,12 @@ def command_of(model: dict[str, Any], method: str, card: str) -> str:
     return f"snugfit plan {spec_of(model)} {written} --allow {ALLOWED[-1]} --device {card}"
 
 
-def rows_of(
-    model: dict[str, Any], method: str, cards: list[Device], pool: Pool, before: Simulations | None
-) -> Iterator[tuple[dict[str, Any], Simulations]]:
-    """Plans a model for one card after the other, the largest first; yields rows, and all that was simulated."""
+def rows_of(model: dict[str, Any], method: str, cards: list[Device], pool: Pool) -> Iterator[dict[str, Any]]:
+    """Plans a model for one card after the other, the largest first, and yields their rows."""
     options = {name.replace("-", "_"): value for name, value in model.get("options", {}).items()}
     subject = named_subject(NamedModel(spec=spec_of(model), **options), Workload(batch_size=model["batch_size"]))
     constraints = constraints_from(allow=ALLOWED, given=METHODS[method], device="card")
+    before: Simulations | None = None
     for card in sorted(cards, key=lambda one: -(one.memory_bytes or 0)):
         assert card.memory_bytes is not None
         began = time.process_time()
@@ -99,7 +98,7 @@ def rows_of(
                 }
             before = planner.simulations
         print(f"{row['model']}, {method}, {card.name}: {told(row)}; {time.process_time() - began:.0f} s", flush=True)
-        yield row, before
+        yield row
 
 
 def told(row: dict[str, Any]) -> str:
@@ -129,7 +128,7 @@ def main() -> None:
             missing = [name for name in names if args.again or (model["name"], method, name) not in rows]
             if not wanted or not missing:
                 continue
-            for row, _ in rows_of(model, method, [device_named(name) for name in missing], pool, None):
+            for row in rows_of(model, method, [device_named(name) for name in missing], pool):
                 rows[row["model"], row["method"], row["card"]] = row
                 write("gallery", {"rows": [rows[key] for key in order if key in rows]})
                 if end is not None and time.monotonic() > end:

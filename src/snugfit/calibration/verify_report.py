@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import platform
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import snugfit
+from snugfit.machine import installed
 
 LIBRARIES = ("torch", "triton", "numpy", "torchvision", "timm", "transformers", "peft", "torchao", "bitsandbytes")
 """What changes the memory of a step."""
@@ -35,7 +35,10 @@ def report(asked: Mapping[str, Any], device: str, rows: Sequence[Mapping[str, An
             "card": None if device == "cpu" else _card(),
             "allocator": {name: os.environ[name] for name in ALLOCATOR_SETTINGS if name in os.environ},
         },
-        "versions": {"python": platform.python_version(), **_versions()},
+        "versions": {
+            "python": platform.python_version(),
+            **{name: one for name in LIBRARIES if (one := installed(name))},
+        },
         "rows": list(rows),
     }
 
@@ -51,13 +54,3 @@ def _card() -> dict[str, Any]:
         "multiprocessors": found.multi_processor_count,
         "cuda": torch.version.cuda,
     }
-
-
-def _versions() -> dict[str, str]:
-    found = {}
-    for name in LIBRARIES:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found

@@ -129,4 +129,4 @@ def _draw(path: Path, estimate: Estimate) -> None:
     from snugfit.report.estimate_card import estimate_drawing
     from snugfit.report.timeline_figure import write_timeline
 
-    write_timeline(estimate_drawing(estimate), estimate.to_mapping(), path)
+    write_timeline(path, lambda: estimate_drawing(estimate), estimate.to_mapping)

@@ -71,9 +71,8 @@ def run(args: argparse.Namespace) -> int:
                 print("\n" + plain_for(profile_card(profile), stream.encoding))
         stream.flush()
         write_file(args.snapshot, lambda path: write_snapshot(path, profile.trace, profile.config))
-        write_file(
-            args.timeline, lambda path: write_timeline(profile_drawing(profile), profile_to_plain(profile), path)
-        )
+        drawn = (lambda: profile_drawing(profile)), (lambda: profile_to_plain(profile))
+        write_file(args.timeline, lambda path: write_timeline(path, *drawn))
     return profile.exit_code
 
 

@@ -25,6 +25,7 @@ from snugfit.cli import groups, options, output
 from snugfit.cli.calibrate import device_of
 from snugfit.errors import InputError
 from snugfit.report.console import row_of
+from snugfit.report.words import as_options
 from snugfit.units import format_bytes, format_seconds
 
 DEFAULT_BATCH_SIZE = 8
@@ -116,10 +117,7 @@ def _words(args: argparse.Namespace, device: str) -> list[str]:
         return [*words, "--image-size", str(verification.STOCK_IMAGE_SIZE)]
     for text in args.model_arg or ():
         words += ["--model-arg", text]
-    for name in ("task", "image_size", "seq_len"):
-        if getattr(args, name) is not None:
-            words += [f"--{name.replace('_', '-')}", str(getattr(args, name))]
-    return words
+    return words + as_options({name: getattr(args, name) for name in ("task", "image_size", "seq_len")})
 
 
 def _cells(row: Mapping[str, Any]) -> list[str]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from snugfit.fake_device.registration import is_simulation
 from snugfit.interop.lightning_job import LightningJob
 from snugfit.interop.recorded_training import estimate_job
-from snugfit.interop.watched_trainer import WatchedTrainer
+from snugfit.interop.watched_training import WatchedTraining
 from snugfit.techniques.batches import tensors_of
 
 try:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _HINT = " Lower the batch size and raise accumulate_grad_batches, or take precision='bf16-mixed'."
 
 
-class MemoryCallback(WatchedTrainer, _callbacks.Callback):  # type: ignore[misc]
+class MemoryCallback(WatchedTraining, _callbacks.Callback):  # type: ignore[misc]
     """Predicts the memory of a fit before it trains, measures it meanwhile, and shows one beside the other.
 
     The prediction takes the LightningModule's own steps on a simulated device, with the widest samples of its loader and

@@ -8,18 +8,17 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from snugfit.errors import InputError
-from snugfit.fake_device.assumptions import AssumeArgument, assumptions_from
+from snugfit.fake_device.assumptions import AssumeArgument
 from snugfit.fake_device.registration import is_simulation
-from snugfit.interop.memory_watch import MemoryWatch
+from snugfit.interop.watched_training import WatchedTraining
 
 if TYPE_CHECKING:
     import torch
 
-    from snugfit.interop.memory_report import MemoryReport
     from snugfit.simulator.prediction import Estimate
 
 
-class watch_memory:
+class watch_memory(WatchedTraining):
     """Context around a training loop: its memory is predicted, measured, and shown one beside the other at its end.
 
     A step ends when an optimizer of `torch.optim` has stepped, whoever calls it, so the loop is not changed. The prediction
@@ -52,15 +51,10 @@ class watch_memory:
         leak_alarm: bool = True,
         assume: AssumeArgument = None,
     ) -> None:
-        self.report: MemoryReport | None = None
-        """Predicted beside measured, once the loop has ended."""
-        self.estimate: Estimate | None = None
-        """The prediction, once the loop has begun."""
+        super().__init__(budget, on_exceed=on_exceed, predict=predict, leak_alarm=leak_alarm, assume=assume)
         if not callable(getattr(model, "parameters", None)):
             raise InputError(f"model is a {type(model).__name__}; give the torch.nn.Module that is trained.")
         self._model, self._optimizer = model, optimizer
-        self._watch = MemoryWatch(budget=budget, on_exceed=on_exceed, predict=predict, leak_alarm=leak_alarm)
-        self._assume = assumptions_from(assume)
         self._hooks: list[Any] = []
         self._counts: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._steps = 0
@@ -75,8 +69,7 @@ class watch_memory:
         if is_simulation():  # the script itself is what is predicted
             return self
         place = next((one.device for one in self._model.parameters()), torch.device("cpu"))
-        self._watch.before(self._ask, place)
-        self.estimate = self._watch.estimate
+        self._predict(self._ask, place)
         state = getattr(self._optimizer, "state", None)
         self._watch.begin(place, [self._model], tensors_of(list(state.values())) if state else ())
         self._hooks = [register_optimizer_step_post_hook(self._stepped)]
@@ -88,7 +81,7 @@ class watch_memory:
         """Shows predicted beside measured."""
         for hook in self._hooks:
             hook.remove()
-        self.report = self._watch.finish()
+        self._finish()
 
     def _ask(self, device: str) -> Estimate:
         from snugfit.simulator.own_script import estimate_script

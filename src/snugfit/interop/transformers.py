@@ -12,13 +12,13 @@ from snugfit.fake_device.registration import is_simulation
 from snugfit.interop.recorded_training import modules_in
 from snugfit.interop.trainer_estimate import estimate_for
 from snugfit.interop.trainer_job import given_optimizer
-from snugfit.interop.watched_trainer import WatchedTrainer
+from snugfit.interop.watched_training import WatchedTraining
 from snugfit.techniques.batches import tensors_of
 
 _HINT = " snugfit.plan_for(trainer, budget=...) looks for TrainingArguments that fit."
 
 
-class MemoryCallback(WatchedTrainer, TrainerCallback):
+class MemoryCallback(WatchedTraining, TrainerCallback):
     """Predicts a Trainer's memory before it trains, measures it meanwhile, and shows one beside the other.
 
     The prediction takes the Trainer's own steps on a simulated device, with the widest samples of its data set and with its

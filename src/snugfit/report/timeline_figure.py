@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +23,14 @@ _CHARACTER = 0.0068
 """Width of a character of a phase's name, as a share of the figure's width."""
 
 
-def write_timeline(drawing: Drawing, document: Mapping[str, Any], path: Path) -> None:
+def write_timeline(path: Path, drawing: Callable[[], Drawing], document: Callable[[], Mapping[str, Any]]) -> None:
     """Writes the page of an estimate or a profile, or the figure of its memory, by the ending of the file."""
     if path.suffix.lower() == ".html":
         from snugfit.report.page import page, shown
 
-        path.write_text(page([shown(document, name="")]), encoding="utf-8")
+        path.write_text(page([shown(document(), name="")]), encoding="utf-8")
     else:
-        draw_timeline(drawing, path)
+        draw_timeline(drawing(), path)
 
 
 def draw_timeline(drawing: Drawing, path: Path) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 from snugfit.errors import InputError, did_you_mean, option, warn
 from snugfit.library_imports import needed
 from snugfit.training.run_results import TENSORBOARD
+from snugfit.workers.failures import named
 
 PROJECT = "snugfit"
 """Project, or experiment, of all runs, where the logger's own settings name none."""
@@ -137,9 +138,7 @@ class RunLog:
                 yield
         except Exception as error:
             self.opened.pop(name, None)
-            warn(
-                f"{name} takes no more metrics ({_words(error)}); training goes on, and metrics.jsonl has all of them."
-            )
+            warn(f"{name} takes no more metrics ({named(error)}); training goes on, and metrics.jsonl has all of them.")
 
 
 @contextlib.contextmanager
@@ -162,7 +161,7 @@ def logged_to(
                 with contextlib.redirect_stdout(sys.stderr):
                     log.opened[name] = LOGGERS[name][0](path.absolute(), settings)
             except Exception as error:
-                raise InputError(f"{option('log_to')} {name} does not start: {_words(error)}.") from error
+                raise InputError(f"{option('log_to')} {name} does not start: {named(error)}.") from error
         yield log
         failed = False
     finally:
@@ -181,7 +180,3 @@ def flat(**parts: Any) -> dict[str, Any]:
 def _memory(prefix: str, document: Mapping[str, Any] | None) -> dict[str, float]:
     sizes = {name: value for name, value in (document or {}).items() if name.endswith("_bytes") and value is not None}
     return {f"memory/{prefix}_{name}": value for name, value in sizes.items()}
-
-
-def _words(error: Exception) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split()).rstrip(".")

@@ -48,8 +48,7 @@ class NamedModel:
     def options(self) -> tuple[str, ...]:
         """What is typed behind the name, but for assumptions."""
         words = [word for one in self.model_args for word in ("--model-arg", one)]
-        given = {"task": self.task, **self.shape}
-        return (*words, *as_options({name: value for name, value in given.items() if value is not None}))
+        return (*words, *as_options({"task": self.task, **self.shape}))
 
 
 def record_named(

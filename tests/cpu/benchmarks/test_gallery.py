@@ -36,7 +36,7 @@ def test_rows_are_what_the_command_answers(pool, tmp_path, capsys, monkeypatch):
     model = {"name": "small", "family": "none", "model": f"{tmp_path}/small.py:build", "batch_size": 4}
     model["options"] = {"image-size": 32}
     cards = [device_named("rtx-3060-12gb"), device_named("a100-40gb")]
-    rows = [row for row, _ in rows_of(model, "full", cards, pool, None)]
+    rows = list(rows_of(model, "full", cards, pool))
     assert [row["card"] for row in rows] == ["a100-40gb", "rtx-3060-12gb"]
     capsys.readouterr()
     for row in rows[1:]:  # the one that was made from the first's recordings

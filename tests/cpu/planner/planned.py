@@ -6,6 +6,7 @@ import dataclasses
 
 import torch
 import torch.nn.functional as F
+from residual_block import Block
 from torch import nn
 
 from snugfit.contexts import measured
@@ -39,16 +40,6 @@ CARD = Place(
     card=dataclasses.replace(device_named("rtx-3090"), context=measured(0)),
     personality=Personality(capability=(8, 6)),
 )
-
-
-class Block(nn.Module):
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(width)
-        self.layers = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
-
-    def forward(self, x):
-        return x + self.layers(self.norm(x))
 
 
 class Stack(nn.Module):

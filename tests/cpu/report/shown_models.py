@@ -1,17 +1,8 @@
 """A model whose documents a page shows, and its work."""
 
 import torch
+from residual_block import Block
 from torch import nn
-
-
-class Block(nn.Module):
-    def __init__(self, width):
-        super().__init__()
-        self.norm = nn.LayerNorm(width)
-        self.layers = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
-
-    def forward(self, x):
-        return x + self.layers(self.norm(x))
 
 
 class Hostile(nn.Module):

@@ -1,4 +1,4 @@
-"""What the callbacks of trainers share: how a training is to be watched, its watch, and what has come of it."""
+"""What callbacks and loops share: how a training is to be watched, its watch, and what has come of it."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from snugfit.simulator.prediction import Estimate
 
 
-class WatchedTrainer:
-    """A callback's memory; each training of its trainer is watched anew."""
+class WatchedTraining:
+    """The memory of a training; each new one is watched anew."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class WatchedTrainer:
         self._watch = MemoryWatch(**self._settings)
         self._assume = assumptions_from(assume)
 
-    def _predict(self, ask: Callable[[str], Estimate], place: torch.device, hint: str) -> None:
+    def _predict(self, ask: Callable[[str], Estimate], place: torch.device, hint: str = "") -> None:
         self._watch = MemoryWatch(**self._settings)
         self._watch.before(ask, place, hint)
         self.estimate = self._watch.estimate
