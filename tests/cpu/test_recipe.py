@@ -151,6 +151,8 @@ def test_contradictions(fields, message):
         {"checkpoint": (1,)},
         {"checkpoint": None},
         {"offload_activations": ("",)},
+        {"offload_activations": "blocks:0"},
+        {"offload_activations": "every:2"},
         {"init": "gpu"},
         {"inplace": 1},
         {"inplace": "yes"},

@@ -195,6 +195,7 @@ class Composition:
         if found is None:
             usable = [one for one in (recompute, offload if offloads else None) if one is not None]
             found = self._knapsack(size, update, room_bytes, usable)
+            found = found and self._in_front(size, update, room_bytes, usable, found)
         if found is None:
             return None
         need = min(self.level(size, update, found) * factor, capacity_bytes)
@@ -226,6 +227,15 @@ class Composition:
         # No choice can take fewer blocks, and none can be cheaper than the cheapest of so many.
         cheapest = sum(sorted(recompute.seconds)[:fewest])
         return dict.fromkeys(range(first), recompute) if sum(recompute.seconds[:first]) <= _ALIKE * cheapest else None
+
+    def _in_front(
+        self, size: int, update: str, room_bytes: float, kinds: list[Treatment], found: dict[int, Treatment]
+    ) -> dict[int, Treatment]:
+        """The same done to the first blocks, where that fits and costs hardly more: it takes fewer words."""
+        front = dict(enumerate(sorted(found.values(), key=kinds.index)))
+        costs = [sum(one.seconds[block] for block, one in done.items()) for done in (front, found)]
+        fits = self.level(size, update, front) <= room_bytes
+        return front if fits and costs[0] <= _ALIKE * costs[1] else found
 
     def _knapsack(
         self, size: int, update: str, room_bytes: float, treatments: list[Treatment]

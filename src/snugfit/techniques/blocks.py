@@ -51,6 +51,26 @@ def named_blocks(model: nn.Module, names: tuple[str, ...], *, field: str) -> dic
     return {name: modules[name] for name in names}
 
 
+def chosen_blocks(model: nn.Module, choice: str | tuple[str, ...], *, field: str) -> dict[str, nn.Module]:
+    """Returns the blocks that the value of a field means; `InputError` where the model has none, or fewer than K."""
+    if isinstance(choice, tuple):
+        return named_blocks(model, choice, field=field)
+    blocks = find_blocks(model)
+    if not blocks:
+        raise InputError(
+            f"{field}={choice!r} found no repeated blocks in {type(model).__name__}: no container holds several modules "
+            f"of one class. Name the modules instead, for example {field}={next(_with_children(model), 'features')!r}."
+        )
+    kind, _, number = choice.partition(":")
+    if kind == "every":
+        return {name: block for at, (name, block) in enumerate(blocks.items()) if at % int(number) == 0}
+    if kind == "blocks":
+        if int(number) > len(blocks):
+            raise InputError(f"{field}={choice!r}, but the model has {len(blocks)} blocks; give at most that many.")
+        return dict(list(blocks.items())[: int(number)])
+    return blocks
+
+
 def is_adapted(module: nn.Module) -> bool:
     """Returns whether a module is one layer with an adapter beside it (peft's wrapper), which is no block."""
     return isinstance(getattr(module, "base_layer", None), nn.Module)
@@ -74,3 +94,7 @@ def _outermost(blocks: dict[str, nn.Module], model: nn.Module) -> dict[str, nn.M
         if name in blocks and not any(parent in blocks for parent in parents):
             kept[name] = module
     return kept
+
+
+def _with_children(model: nn.Module) -> Iterator[str]:
+    return (name for name, child in model.named_children() if any(True for _ in child.children()))

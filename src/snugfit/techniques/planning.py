@@ -59,6 +59,18 @@ class Choice:
     """Whether it may be the fastest here."""
 
 
+def first_or_named(chosen: Sequence[int], names: Sequence[str]) -> str | tuple[str, ...]:
+    """Returns the shortest way to say which blocks are meant, some of them."""
+    in_front = list(chosen) == list(range(len(chosen)))
+    return f"blocks:{len(chosen)}" if in_front else tuple(names[number] for number in chosen)
+
+
+def says_how_many(value: str | tuple[str, ...], *words: str) -> bool:
+    """Returns whether a value is one of some words with a whole number of at least 1 behind it, such as `blocks:3`."""
+    word, _, number = value.partition(":") if isinstance(value, str) else ("", "", "")
+    return word in words and number.isdecimal() and int(number) > 0
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class ByBlock:
     """How something is done to blocks one by one; the first choice of the technique does it to all."""

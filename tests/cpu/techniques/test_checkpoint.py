@@ -14,8 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import snugfit
 from snugfit import InputError, Recipe, SnugfitWarning
 from snugfit.techniques.base import WrappedForward
-from snugfit.techniques.blocks import find_blocks
-from snugfit.techniques.checkpoint.apply import Checkpointed, chosen_blocks
+from snugfit.techniques.blocks import chosen_blocks, find_blocks
+from snugfit.techniques.checkpoint.apply import Checkpointed
 
 
 def prepare(model, loss=cross_entropy, **fields):
@@ -217,7 +217,7 @@ def test_blocks_of_known_architectures():
         assert len(find_blocks(zoo.vit_b_16())) == 12
         assert len(find_blocks(zoo.inception_v3(init_weights=False))) >= 9
         with pytest.raises(InputError, match="found no repeated blocks in VGG"):
-            chosen_blocks(zoo.vgg11(), "all")
+            chosen_blocks(zoo.vgg11(), "all", field="checkpoint")
 
 
 def test_models_that_checkpoint_themselves_are_not_wrapped_twice():

@@ -24,7 +24,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from snugfit.techniques.declaration import SWITCHED_OFF, SWITCHED_ON, Technique
-from snugfit.techniques.planning import ByBlock, Choice, Planning
+from snugfit.techniques.planning import ByBlock, Choice, Planning, first_or_named, says_how_many
 
 _ALL = {"checkpoint": "all"}
 
@@ -38,19 +38,10 @@ class Fields:
     every:N (every N-th block), blocks:K (exactly the first K blocks), or names of modules, separated by commas."""
 
 
-def _counts(checkpoint: str | tuple[str, ...]) -> bool:
-    kind, _, number = checkpoint.partition(":") if isinstance(checkpoint, str) else ("", "", "")
-    return kind in ("every", "blocks") and number.isdecimal() and int(number) > 0
-
-
 def _some(chosen: Sequence[int], names: Sequence[str]) -> str | tuple[str, ...]:
-    """The shortest way to say which blocks are meant."""
     if not chosen:
         return "none"
-    if len(chosen) == len(names):
-        return "all"
-    in_front = list(chosen) == list(range(len(chosen)))
-    return f"blocks:{len(chosen)}" if in_front else tuple(names[number] for number in chosen)
+    return "all" if len(chosen) == len(names) else first_or_named(chosen, names)
 
 
 def _count(value: str | tuple[str, ...], blocks: int) -> int | None:
@@ -81,7 +72,7 @@ TECHNIQUE = Technique(
     meanings={"all": "every block", "blocks:K": "the first K blocks", "every:N": "every N-th block"},
     rules={
         "checkpoint is {recipe.checkpoint!r}; give every:N or blocks:K with a whole number of at least 1.": lambda r: (
-            ":" in r.checkpoint and not _counts(r.checkpoint)
+            ":" in r.checkpoint and not says_how_many(r.checkpoint, "blocks", "every")
         ),
         "checkpoint='selective' contradicts offload_activations: what selective checkpointing keeps is not passed "
         "through saved-tensor hooks, so it cannot be moved. Use checkpoint='all'.": lambda r: (

@@ -16,7 +16,7 @@ from snugfit.attributes import attributes_set
 from snugfit.errors import InputError, about, warn
 from snugfit.private_torch import NormBase
 from snugfit.techniques.base import ModelTechnique, Setup, WrappedForward
-from snugfit.techniques.blocks import find_blocks, named_blocks
+from snugfit.techniques.blocks import chosen_blocks
 from snugfit.techniques.checkpoint.as_in_forward import AsInForward
 from snugfit.techniques.checkpoint.trial import alike, tried
 from snugfit.techniques.forward_state import Contents, ForwardState
@@ -73,7 +73,7 @@ class Checkpointing(ModelTechnique):
         if self._offload:
             self._offload.watch(model)
         selective = recipe.checkpoint == "selective"
-        for name, block in chosen_blocks(model, recipe.checkpoint).items():
+        for name, block in chosen_blocks(model, recipe.checkpoint, field="checkpoint").items():
             if selective and recipe.compile != "none":
                 _forbid_overwriting(block)
             around = Checkpointed(name, block, self.setup.device, selective, self._offload)
@@ -101,26 +101,6 @@ class Checkpointing(ModelTechnique):
     def around_training_forward(self) -> AbstractContextManager[Any]:
         """Starts a new pass of the copies to the host, where block inputs move there."""
         return self._offload.new_pass() if self._offload else nullcontext()
-
-
-def chosen_blocks(model: nn.Module, choice: str | tuple[str, ...]) -> dict[str, nn.Module]:
-    """Returns the blocks that the field `checkpoint` means; `InputError` where the model has none, or fewer than K."""
-    if isinstance(choice, tuple):
-        return named_blocks(model, choice, field="checkpoint")
-    blocks = find_blocks(model)
-    if not blocks:
-        raise InputError(
-            f"checkpoint={choice!r} found no repeated blocks in {type(model).__name__}: no container holds several modules "
-            f"of one class. Name the modules instead, for example checkpoint={next(_with_children(model), 'features')!r}."
-        )
-    kind, _, number = choice.partition(":")
-    if kind == "every":
-        return {name: block for at, (name, block) in enumerate(blocks.items()) if at % int(number) == 0}
-    if kind == "blocks":
-        if int(number) > len(blocks):
-            raise InputError(f"checkpoint={choice!r}, but the model has {len(blocks)} blocks; give at most that many.")
-        return dict(list(blocks.items())[: int(number)])
-    return blocks
 
 
 def self_checkpointing(model: nn.Module) -> str | None:
@@ -329,7 +309,3 @@ def _policy(context: Any, operator: Any, *args: Any, **kwargs: Any) -> Checkpoin
 def _still_statistics(norms: list[Any]) -> AbstractContextManager[None]:
     """Keeps batch norms from updating their running statistics a second time, in the recomputation."""
     return attributes_set(norms, momentum=0.0, num_batches_tracked=None)
-
-
-def _with_children(model: nn.Module) -> Iterator[str]:
-    return (name for name, child in model.named_children() if any(True for _ in child.children()))

@@ -12,7 +12,7 @@ from torch import nn
 from snugfit.errors import InputError, warn
 from snugfit.private_torch import hooks_everywhere, is_hooked
 from snugfit.techniques.base import ModelTechnique, WrappedForward
-from snugfit.techniques.checkpoint.apply import chosen_blocks
+from snugfit.techniques.blocks import chosen_blocks
 from snugfit.techniques.forward_state import ForwardState
 from snugfit.techniques.inplace.proof import Proof, could_overwrite, proofs
 
@@ -51,7 +51,8 @@ class InPlace(ModelTechnique):
         if self.setup.recipe.checkpoint == "none":
             return safe
         with contextlib.suppress(InputError):  # which `checkpoint` itself will say
-            blocks = [set(block.modules()) for block in chosen_blocks(model, self.setup.recipe.checkpoint).values()]
+            chosen = chosen_blocks(model, self.setup.recipe.checkpoint, field="checkpoint")
+            blocks = [set(block.modules()) for block in chosen.values()]
 
         def lies(module: nn.Module) -> list[bool]:
             return [module in block for block in blocks]

@@ -15,7 +15,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from snugfit.private_torch.collectives import own_part, taken_apart
 from snugfit.techniques.base import ModelTechnique, Setup, WrappedForward
-from snugfit.techniques.blocks import named_blocks
+from snugfit.techniques.blocks import chosen_blocks
 
 if TYPE_CHECKING:
     from snugfit.recipe import Recipe
@@ -51,10 +51,11 @@ class ActivationOffload(ModelTechnique):
         return recipe.offload_activations not in ("none", "checkpoints")
 
     def change(self, model: nn.Module) -> None:
-        """Wraps the forward methods of named modules."""
+        """Wraps the forward methods of the chosen blocks."""
         self.watch(model)
-        if isinstance(self.setup.recipe.offload_activations, tuple):
-            for module in named_blocks(model, self.setup.recipe.offload_activations, field=self.field).values():
+        choice = self.setup.recipe.offload_activations
+        if choice != "all":
+            for module in chosen_blocks(model, choice, field=self.field).values():
                 module.forward = WrappedForward(module, self._saved_on_host)
 
     def watch(self, model: nn.Module) -> None:
