@@ -177,7 +177,8 @@ def lambda_rows(rows: list[dict[str, Any]], pool: Pool, there: dict[str, dict[st
         precision = "fp16" if row["precision"][0] in "Aa" else "tf32" if "TF32" in row["precision"] else "fp32"
         key = f"{name} {precision} x {row['batch']}"
         if key not in known:
-            step = lambdas({"model": name, "precision": precision, "batch": row["batch"]})
+            then = ".".join(row["torch"].split(".")[:2])
+            step = lambdas({"model": name, "precision": precision, "batch": row["batch"], "torch": then})
             capability = (8, 6) if precision == "tf32" else (7, 5)
             recorded = simulate_step(*step, personality=Personality(capability=capability), pool=pool)
             known[key] = Replays(recorded.trace).smallest_bytes / MIB

@@ -4,6 +4,7 @@
 - an optimizer: with what its class holds of its own, which torch leaves out (LBFGS's list of parameters);
 - a lazy parameter or buffer: as one without a shape, which the simulation's first look at the batch gives it;
 - `torch.ops`, `torch.classes`, what is found in them, locks and weak references: as the same thing over there;
+- a module of a class of its own (`torch.backends`): by the name under which it is imported;
 - a progress bar of tqdm: as one that shows nothing;
 - code that goes by value: with the file that it is in, which messages name and cloudpickle leaves out since 3.1.3;
 - an enum of an extension (pybind11's, which pickle cannot read back) and its class: by where it is imported from;
@@ -92,7 +93,11 @@ def reduce(value: Any) -> Reduced | None:
         module, name = _import_path(kind)
         return _member, (module, f"{name}.{value.name}")
     path = private_torch.registry_path(value)
-    return None if path is None else (_from_registry, path)
+    if path is not None:
+        return _from_registry, path
+    if isinstance(value, types.ModuleType) and sys.modules.get(value.__name__) is value and kind is not types.ModuleType:
+        return importlib.import_module, (value.__name__,)
+    return None
 
 
 def stand_in(value: Any, paths: Mapping[int, str], *, always: bool = False) -> Reduced | None:

@@ -96,6 +96,7 @@ def estimated(pool, model, loss=entropy):
         (lambda x: x + 1, lambda thing: thing(1)),
         (local(), lambda thing: thing.value + 1),
         (torch.channels_last, None),
+        (torch.backends, lambda thing: thing.cuda.matmul.allow_tf32 is False or thing.cuda.matmul),
         (tqdm(total=3, file=io.StringIO()), lambda thing: thing.update(1)),
     ],
     ids=[
@@ -109,6 +110,7 @@ def estimated(pool, model, loss=entropy):
         "lambda",
         "local class",
         "format",
+        "module of a class of its own",
         "progress bar",
     ],
 )
