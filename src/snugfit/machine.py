@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 import subprocess
 from importlib import metadata
@@ -63,6 +64,11 @@ def installed(library: str) -> str | None:
         return metadata.version(library)
     except metadata.PackageNotFoundError:
         return None
+
+
+def usable_processors() -> int:
+    """Returns how many processors this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def requirements() -> list[Requirement]:

@@ -15,6 +15,7 @@ from snugfit.device_kinds import CPU
 from snugfit.devices import Device
 from snugfit.errors import CannotSimulateError, InputError
 from snugfit.fake_device.personality import Personality
+from snugfit.machine import usable_processors
 from snugfit.nccl import among
 from snugfit.planner.profile import StepProfile, profile
 from snugfit.recipe import Recipe
@@ -33,7 +34,10 @@ from snugfit.techniques.compile import eager_of
 from snugfit.techniques.shard import groups_of
 from snugfit.workers.pool import Pool
 
-WORKERS = 2
+AT_ONCE = 2
+"""Recipes that a search has simulated together before it decides anew, on any machine, so that plans do not depend on it."""
+WORKERS = min(max(usable_processors(), AT_ONCE), 4)
+"""Processes that simulate; each takes about a gigabyte."""
 NEED_WITHIN = 0.002
 """Share by which the memory that a recipe needs may be overstated; half as many replays find it then."""
 

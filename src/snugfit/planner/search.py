@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from snugfit.planner.closeness import NEARLY, Farness, closest, farness
 from snugfit.planner.compose import Composition
-from snugfit.planner.probe import Probe
+from snugfit.planner.probe import AT_ONCE, Probe
 from snugfit.planner.space import BY_BLOCK, POINTS, SIZE, SWITCHES, Space
 from snugfit.planner.variants import HOPE, Variants, dominates
 from snugfit.recipe import Recipe
@@ -134,7 +134,7 @@ class Search:
         fitting = self._fitting(capacity_bytes)
         return min((probe.seconds for probe in fitting), default=float("inf")) * (1 - WORTH)
 
-    def descend(self, capacity_bytes: int, *, most_rounds: int = 24, at_once: int = 2) -> None:
+    def descend(self, capacity_bytes: int, *, most_rounds: int = 24, at_once: int = AT_ONCE) -> None:
         """Simulates what promises to be faster than the fastest, or closer to plain in nearly the same time."""
         for _ in range(most_rounds):
             if self._spent:

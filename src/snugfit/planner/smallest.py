@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Mapping
 
 from snugfit.planner.closeness import with_room
-from snugfit.planner.probe import WORKERS, Probe
+from snugfit.planner.probe import AT_ONCE, Probe
 from snugfit.planner.space import ON_HOST, SIZE, Space
 from snugfit.recipe import Recipe
 from snugfit.techniques import TECHNIQUES
@@ -110,13 +110,13 @@ class Smallest:
         base = space.base if best is None else best.recipe
         start, alone = base.to_mapping(), [with_room(space, base, change) for change in self.space.effective(changes)]
         possible = [change for change in alone if change is not None]
-        for number in range(0, len(possible), WORKERS):
+        for number in range(0, len(possible), AT_ONCE):
             leanest = _leanest(space)
             if leanest is not None and leanest.need_bytes <= enough_bytes:
                 return leanest
             if self._simulations.operators >= self._most:
                 break
-            space.simulate(*((start, change) for change in possible[number : number + WORKERS]))
+            space.simulate(*((start, change) for change in possible[number : number + AT_ONCE]))
         helped: list[tuple[int, Changes]] = []
         for change in possible:
             seen = space.seen(start, change)

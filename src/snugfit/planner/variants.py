@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from snugfit.planner.compose import ON_UPDATE, Composition
-from snugfit.planner.probe import WORKERS, Probe
+from snugfit.planner.probe import AT_ONCE, Probe
 from snugfit.planner.space import AT_BUILD, BY_BLOCK, EVERYWHERE, PLAIN, POINTS, SIZE, Space, kinds_of, products, worded
 from snugfit.recipe import Recipe
 from snugfit.techniques import TECHNIQUES
@@ -100,7 +100,7 @@ class Variants:
             )
             if not ordered:
                 return False
-            next_ones = [self.changes[name] for _, name in ordered[:WORKERS]]
+            next_ones = [self.changes[name] for _, name in ordered[:AT_ONCE]]
             if self._space.seen(next_ones[0], large) is None:
                 self._space.simulate(*((change, large) for change in next_ones))
                 if self._space.seen(next_ones[0], large) is not None:

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 from snugfit.device_kinds import CPU, CUDA, REHEARSE, default_device
 from snugfit.errors import InputError, option
+from snugfit.machine import usable_processors
 from snugfit.runs import others
 from snugfit.runs.processes import DEFAULT_TIMEOUT
 from snugfit.runs.standing import Rank, by_elastic, where_to_meet
@@ -157,11 +158,6 @@ def _use_threads(rank: Rank) -> None:
 def threads_each(processes: int) -> int:
     """Returns how many threads each of several processes on this machine computes with."""
     return max(1, usable_processors() // processes)
-
-
-def usable_processors() -> int:
-    """Returns how many processors this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _be_quiet() -> None:

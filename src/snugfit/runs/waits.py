@@ -14,8 +14,8 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from snugfit.machine import usable_processors
 from snugfit.recipe import Recipe
-from snugfit.runs.joining import usable_processors
 
 LATE_SECONDS = 1e-3
 """A batch that takes longer counts as late; one that lies ready comes out of a worker's queue in some 0.1 milliseconds."""

@@ -95,7 +95,11 @@ def reduce(value: Any) -> Reduced | None:
     path = private_torch.registry_path(value)
     if path is not None:
         return _from_registry, path
-    if isinstance(value, types.ModuleType) and sys.modules.get(value.__name__) is value and kind is not types.ModuleType:
+    if (
+        isinstance(value, types.ModuleType)
+        and sys.modules.get(value.__name__) is value
+        and kind is not types.ModuleType
+    ):
         return importlib.import_module, (value.__name__,)
     return None
 
