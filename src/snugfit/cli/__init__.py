@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 
 from snugfit import __version__
 from snugfit.errors import InputError, SnugfitError, SnugfitWarning, did_you_mean, nearest, on_command_line
-from snugfit.report.waiting import say, told_on_terminal
+from snugfit.report.waiting import say, waits_are_told
 
 COMMANDS = {
     "train": "train a model on data, by a recipe, and measure it",
@@ -62,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 @contextlib.contextmanager
 def spoken_to_a_person() -> Iterator[None]:
     """Context of a command: errors name its options, and notes and warnings are single lines on stderr."""
-    with warnings.catch_warnings(), _notes_on_stderr(), on_command_line(), told_on_terminal():
+    with warnings.catch_warnings(), _notes_on_stderr(), on_command_line(), waits_are_told():
         warnings.simplefilter("default", SnugfitWarning)
         warnings.showwarning = _showing_ours_plainly(warnings.showwarning)
         yield

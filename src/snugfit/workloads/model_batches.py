@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from snugfit.errors import InputError
-from snugfit.workloads import hf, torchvision_tasks
+from snugfit.workloads import hf, model_files, torchvision_tasks
 from snugfit.workloads.hf_batches import HubBatch, marks_of_form
 from snugfit.workloads.model_shapes import input_channels, input_size, sequence_length, vocabulary_size
 from snugfit.workloads.options import BatchOptions
 from snugfit.workloads.tasks import CAUSAL_LM, IMAGE_CLASSIFICATION, LANGUAGE, READ, TASKS, TEXT_TASKS, Task, task_named
+
+OWN = Task("training_batch")
+"""What a model with a batch of its own learns: the loss that it returns."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,9 +66,11 @@ def batch_for(model: torch.nn.Module, spec: str, task: str, **asked: Any) -> Tra
     """Returns one batch of a task, and the task; the model says what is not given.
 
     The batch ((images `[B, C, S, S]`, labels `[B]`), or a dict of what the model takes, labels included) and the task.
+    A model of one's own that takes something else has a method `training_batch`, and returns its loss.
     """
     options, chosen = BatchOptions(**asked), task_named(task)
     batch: Any
+    own = getattr(model, "training_batch", None)
     if spec.startswith("hf:"):
         batch = HubBatch(model, chosen, options).make()
         if task == IMAGE_CLASSIFICATION:
@@ -73,6 +80,8 @@ def batch_for(model: torch.nn.Module, spec: str, task: str, **asked: Any) -> Tra
         batch = torchvision_tasks.batch_of(model, spec, task, options)
     elif task in TEXT_TASKS:
         batch = _tokens(model, task, options)
+    elif callable(own):
+        batch, chosen = _own(own, spec, options), OWN
     else:
         side = options.take("image_size") or input_size(model, spec)
         if side is None:
@@ -81,6 +90,19 @@ def batch_for(model: torch.nn.Module, spec: str, task: str, **asked: Any) -> Tra
         batch = (images, torch.zeros(options.batch_size, dtype=torch.long, device=options.device))
     options.check(f"{task} of {spec!r}")
     return TrainingBatch(batch=batch, task=chosen, assumed=tuple(options.assumed), assume=options.assume)
+
+
+def _own(make: Callable[..., Any], spec: str, options: BatchOptions) -> Any:
+    """What a model's own `training_batch` gives for as many samples, and for the sizes that it takes."""
+    taken = inspect.signature(make).parameters
+    sizes = {name: options.take(name) for name in ("image_size", "seq_len", "frames") if name in taken}
+    given = {name: size for name, size in sizes.items() if size is not None}
+    try:
+        with torch.device(options.device):
+            return make(options.batch_size, **given)
+    except Exception as error:
+        file = Path(inspect.getfile(make))
+        raise InputError(f"training_batch of {spec!r} failed: {model_files.describe(error, file)}") from error
 
 
 def _tokens(model: torch.nn.Module, task: str, options: BatchOptions) -> dict[str, torch.Tensor]:
