@@ -2,9 +2,9 @@
 
     snugfit plan examples/sdxl_unet.py:build --batch-size 8 --adapter lora --precision bf16-mixed --device rtx-4090
 
-Sizes and names of weights are those of diffusers' `UNet2DConditionModel` with the published config (2,567,463,684 parameters),
-so that its file of weights loads. Images are encoded, and texts embedded, before: neither autoencoder nor text encoders are
-part of it.
+Sizes and names of weights are those of diffusers' `UNet2DConditionModel` with the published config (2,567,463,684
+parameters), so that its file of weights loads. Images are encoded, and texts embedded, before: neither autoencoder nor text
+encoders are part of it.
 
 Source: Podell et al., SDXL, 2023 (arXiv:2307.01952); `unet/config.json` of stabilityai/stable-diffusion-xl-base-1.0.
 """
@@ -128,20 +128,19 @@ class Resampled(nn.Module):
         return self.conv(x if self.conv.stride[0] == 2 else F.interpolate(x, scale_factor=2.0, mode="nearest"))
 
 
-class Level(nn.Module):
+def level(inputs: Sequence[int], width: int, depth: int, sizes: tuple[int, int, int]) -> nn.ModuleDict:
     """Residual blocks of one resolution, each with a transformer where the level has some."""
+    time_width, context_width, head = sizes
+    parts = nn.ModuleDict({"resnets": nn.ModuleList(Residual(one, width, time_width) for one in inputs)})
+    if depth:
+        parts["attentions"] = nn.ModuleList(Transformer(width, depth, context_width, head) for _ in inputs)
+    return parts
 
-    def __init__(self, inputs: Sequence[int], width: int, depth: int, sizes: tuple[int, int, int], resampled: str = ""):
-        super().__init__()
-        time_width, context_width, head = sizes
-        self.resnets = nn.ModuleList(Residual(one, width, time_width) for one in inputs)
-        self.attentions = nn.ModuleList(Transformer(width, depth, context_width, head) for _ in inputs if depth)
-        if resampled:
-            setattr(self, resampled, nn.ModuleList([Resampled(width, 2 if resampled == "downsamplers" else 1)]))
 
-    def take(self, number: int, x: Tensor, time: Tensor, context: Tensor) -> Tensor:
-        x = self.resnets[number](x, time)
-        return self.attentions[number](x, context) if len(self.attentions) else x
+def taken(parts: nn.ModuleDict, number: int, x: Tensor, time: Tensor, context: Tensor) -> Tensor:
+    """What comes out of a residual block of a level, and of its transformer."""
+    x = parts["resnets"][number](x, time)
+    return parts["attentions"][number](x, context) if "attentions" in parts else x
 
 
 class Middle(nn.Module):
@@ -167,14 +166,17 @@ class UNet(nn.Module):
         kept, before = [first], first  # widths of what goes from the left side to the right
         for number, (width, depth) in enumerate(zip(widths, depths, strict=True), start=1):
             deepest = number == len(widths)
-            below = [before] + [width] * (each - 1)
-            self.down_blocks.append(Level(below, width, depth, sizes, "" if deepest else "downsamplers"))
+            self.down_blocks.append(level([before] + [width] * (each - 1), width, depth, sizes))
+            if not deepest:
+                self.down_blocks[-1]["downsamplers"] = nn.ModuleList([Resampled(width, 2)])
             kept += [width] * (each if deepest else each + 1)
             before = width
         self.mid_block = Middle(last, depths[-1], sizes)
         for width, depth in zip(reversed(widths), reversed(depths), strict=True):
             inputs = [(before if number == 0 else width) + kept.pop() for number in range(each + 1)]
-            self.up_blocks.append(Level(inputs, width, depth, sizes, "upsamplers" if kept else ""))
+            self.up_blocks.append(level(inputs, width, depth, sizes))
+            if kept:
+                self.up_blocks[-1]["upsamplers"] = nn.ModuleList([Resampled(width, 1)])
             before = width
         self.conv_norm_out, self.conv_out = nn.GroupNorm(32, first, eps=1e-5), nn.Conv2d(first, 4, 3, padding=1)
 
@@ -192,23 +194,24 @@ class UNet(nn.Module):
         `sample`, `noise`: `[B, 4, S, S]`. `timestep`: `[B]`. `encoder_hidden_states`: `[B, 77, 2048]`.
         `text_embeds`: `[B, 1280]`. `time_ids`: `[B, 6]`.
         """
-        told = torch.cat([text_embeds, waves(time_ids.flatten(), 256).reshape(len(sample), -1)], dim=1)
-        time = self.time_embedding(waves(timestep, self.conv_in.out_channels)) + self.add_embedding(told)
+        crop = waves(time_ids.flatten(), 256).reshape(len(sample), -1).to(sample.dtype)
+        when = waves(timestep, self.conv_in.out_channels).to(sample.dtype)
+        time = self.time_embedding(when) + self.add_embedding(torch.cat([text_embeds, crop], dim=1))
         x, text = self.conv_in(sample), encoder_hidden_states
         kept = [x]
-        for level in self.down_blocks:
-            for number in range(len(level.resnets)):
-                x = level.take(number, x, time, text)
+        for parts in self.down_blocks:
+            for number in range(len(parts["resnets"])):
+                x = taken(parts, number, x, time, text)
                 kept.append(x)
-            if hasattr(level, "downsamplers"):
-                x = level.downsamplers[0](x)
+            if "downsamplers" in parts:
+                x = parts["downsamplers"][0](x)
                 kept.append(x)
         x = self.mid_block(x, time, text)
-        for level in self.up_blocks:
-            for number in range(len(level.resnets)):
-                x = level.take(number, torch.cat([x, kept.pop()], dim=1), time, text)
-            if hasattr(level, "upsamplers"):
-                x = level.upsamplers[0](x)
+        for parts in self.up_blocks:
+            for number in range(len(parts["resnets"])):
+                x = taken(parts, number, torch.cat([x, kept.pop()], dim=1), time, text)
+            if "upsamplers" in parts:
+                x = parts["upsamplers"][0](x)
         found = self.conv_out(F.silu(self.conv_norm_out(x)))
         return found if noise is None else F.mse_loss(found.float(), noise.float())
 

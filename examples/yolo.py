@@ -1,10 +1,11 @@
-"""A detector of one stage, as the YOLO family is built: backbone, a neck that carries what it sees up and down, heads for
-three resolutions.
+"""A detector of one stage, as the YOLO family is built.
+
+A backbone, a neck that carries what it sees up and down, and heads for three resolutions.
 
     snugfit plan examples/yolo.py:medium --image-size 640 --batch-size 64 --device rtx-4090
 
-Layers and sizes are those of YOLOv8 (nano 3,157,184 parameters, medium 25,902,624). The loss is simpler: an object counts where
-its centre lies, at the resolution that its size calls for, and each image's loss is a mean over its own objects.
+Layers and sizes are those of YOLOv8 (nano 3,157,184 parameters, medium 25,902,624). The loss is simpler: an object counts
+where its centre lies, at the resolution that its size calls for, and each image's loss is a mean over its own objects.
 
 Source: Redmon et al., 2016 (arXiv:1506.02640); Wang et al., CSPNet, 2019 (arXiv:1911.11929); Liu et al., PANet, 2018
 (arXiv:1803.01534); Li et al., Generalized Focal Loss, 2020 (arXiv:2006.04388).

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from snugfit.errors import InputError
+from snugfit.techniques.batches import first_tensor
 from snugfit.workloads import hf, model_files, torchvision_tasks
 from snugfit.workloads.hf_batches import HubBatch, marks_of_form
 from snugfit.workloads.model_shapes import input_channels, input_size, sequence_length, vocabulary_size
@@ -85,10 +86,13 @@ def batch_for(model: torch.nn.Module, spec: str, task: str, **asked: Any) -> Tra
     else:
         side = options.take("image_size") or input_size(model, spec)
         if side is None:
-            raise InputError(f"nothing says which images {spec!r} takes. Give --image-size N.")
+            raise InputError(
+                f"nothing says which images {spec!r} takes. Give --image-size N. A model that takes something else says "
+                "what by a method training_batch(batch_size), and returns its loss."
+            )
         images = torch.rand(options.batch_size, input_channels(model), side, side, device=options.device)
         batch = (images, torch.zeros(options.batch_size, dtype=torch.long, device=options.device))
-    options.check(f"{task} of {spec!r}")
+    options.check(f"{chosen.name} of {spec!r}")
     return TrainingBatch(batch=batch, task=chosen, assumed=tuple(options.assumed), assume=options.assume)
 
 
@@ -99,10 +103,13 @@ def _own(make: Callable[..., Any], spec: str, options: BatchOptions) -> Any:
     given = {name: size for name, size in sizes.items() if size is not None}
     try:
         with torch.device(options.device):
-            return make(options.batch_size, **given)
+            batch = make(options.batch_size, **given)
     except Exception as error:
         file = Path(inspect.getfile(make))
         raise InputError(f"training_batch of {spec!r} failed: {model_files.describe(error, file)}") from error
+    if first_tensor(batch) is None:
+        raise InputError(f"training_batch of {spec!r} returned no tensors. Return what forward takes, by its names.")
+    return batch
 
 
 def _tokens(model: torch.nn.Module, task: str, options: BatchOptions) -> dict[str, torch.Tensor]:

@@ -1,6 +1,6 @@
 """U-Net: each pixel of a picture gets a class, from what is around it at five resolutions.
 
-    snugfit plan examples/unet.py:build --image-size 512 --batch-size 16 --device rtx-3060
+    snugfit plan examples/segmentation_unet.py:build --image-size 512 --batch-size 16 --device rtx-3060
 
 As people write it today: padded convolutions with batch norm, so that what comes out is as large as what went in.
 
