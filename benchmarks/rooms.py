@@ -19,7 +19,7 @@ WIDTH, BOX, HIGH, ROW, GAP, MARGIN = 760, 112, 28, 66, 16, 16
 """Pixels: of the picture, of a box, from row to row, between boxes, around all."""
 SWEEPS = 12
 """How often the rows are ordered, from above and from below in turn."""
-HEAD = """<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" aria-label="Rooms, and their uses">
+HEAD = """<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" aria-label="Rooms and uses">
 <style>
   text {{ font: 13px system-ui, sans-serif; text-anchor: middle; fill: #1d2129; }}
   rect {{ fill: #e8eefc; stroke: #3d5a99; }} path {{ fill: none; stroke: #6b7280; }}
