@@ -26,14 +26,10 @@ def block(results: dict[str, Any]) -> str:
     return f"```console\n$ {results['line']}\n{head}\n...\n{other.rstrip()}\n```\n\n{said}"
 
 
-def typed(line: str) -> list[str]:
-    """The words behind `snugfit`."""
-    return line.replace("\\\n", "").split()[1:]
-
-
 def main() -> None:
     """Runs the command as it is typed."""
-    ran = subprocess.run([sys.executable, "-m", "snugfit", *typed(LINE)], capture_output=True, text=True, check=True)
+    words = LINE.replace("\\\n", "").split()[1:]
+    ran = subprocess.run([sys.executable, "-m", "snugfit", *words], capture_output=True, text=True, check=True)
     write("first_plan", {"line": LINE, "text": ran.stdout})
 
 

@@ -20,6 +20,10 @@ from snugfit.workloads.tasks import CAUSAL_LM, IMAGE_CLASSIFICATION, LANGUAGE, R
 
 OWN = Task("training_batch")
 """What a model with a batch of its own learns: the loss that it returns."""
+_OTHERWISE = (
+    "A model that takes something else says what: add a method training_batch(self, batch_size) whose batch its forward "
+    "takes by name, and return the loss."
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,19 +85,27 @@ def batch_for(model: torch.nn.Module, spec: str, task: str, **asked: Any) -> Tra
         batch = torchvision_tasks.batch_of(model, spec, task, options)
     elif task in TEXT_TASKS:
         batch = _tokens(model, task, options)
+        _check_forward(model, spec, (), batch)
     elif callable(own):
         batch, chosen = _own(own, spec, options), OWN
     else:
         side = options.take("image_size") or input_size(model, spec)
         if side is None:
-            raise InputError(
-                f"nothing says which images {spec!r} takes. Give --image-size N. A model that takes something else says "
-                "what by a method training_batch(batch_size), and returns its loss."
-            )
+            raise InputError(f"nothing says which images {spec!r} takes. Give --image-size N. {_OTHERWISE}")
         images = torch.rand(options.batch_size, input_channels(model), side, side, device=options.device)
         batch = (images, torch.zeros(options.batch_size, dtype=torch.long, device=options.device))
+        _check_forward(model, spec, (images,), {})
     options.check(f"{chosen.name} of {spec!r}")
     return TrainingBatch(batch=batch, task=chosen, assumed=tuple(options.assumed), assume=options.assume)
+
+
+def _check_forward(model: torch.nn.Module, spec: str, given: tuple[Any, ...], named: Mapping[str, Any]) -> None:
+    """Raises where a person's own model is not called as those of its task are."""
+    try:
+        inspect.signature(model.forward).bind(*given, **named)
+    except TypeError as error:
+        what = f"{' and '.join(named)} by name" if named else "images alone"
+        raise InputError(f"{spec!r} is given {what}, and its forward differs: {error}. {_OTHERWISE}") from error
 
 
 def _own(make: Callable[..., Any], spec: str, options: BatchOptions) -> Any:
