@@ -97,6 +97,10 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         raise InputError(first_words())
     chosen = next((word for word in argv if not word.startswith("-")), None)
     if chosen is not None and chosen not in COMMANDS:
+        if ".py" in chosen or ":" in chosen.strip(":"):
+            raise InputError(
+                f"{chosen!r} is no command; one stands before it: `snugfit estimate {chosen}`, for example."
+            )
         raise InputError(f"unknown command {chosen!r}; {did_you_mean(chosen, COMMANDS)} See `snugfit --help`.")
     argv, of_script = _up_to_script(argv) if chosen in TAKE_SCRIPTS else (argv, [])
     parser, commands = parser_with([chosen])

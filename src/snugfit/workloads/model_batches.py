@@ -85,7 +85,6 @@ def batch_for(model: torch.nn.Module, spec: str, task: str, **asked: Any) -> Tra
         batch = torchvision_tasks.batch_of(model, spec, task, options)
     elif task in TEXT_TASKS:
         batch = _tokens(model, task, options)
-        _check_forward(model, spec, (), batch)
     elif callable(own):
         batch, chosen = _own(own, spec, options), OWN
     else:
@@ -94,17 +93,19 @@ def batch_for(model: torch.nn.Module, spec: str, task: str, **asked: Any) -> Tra
             raise InputError(f"nothing says which images {spec!r} takes. Give --image-size N. {_OTHERWISE}")
         images = torch.rand(options.batch_size, input_channels(model), side, side, device=options.device)
         batch = (images, torch.zeros(options.batch_size, dtype=torch.long, device=options.device))
-        _check_forward(model, spec, (images,), {})
     options.check(f"{chosen.name} of {spec!r}")
+    if chosen.name in READ and not spec.startswith(("hf:", "timm:", "torchvision:")):
+        _check_forward(model, spec, batch)
     return TrainingBatch(batch=batch, task=chosen, assumed=tuple(options.assumed), assume=options.assume)
 
 
-def _check_forward(model: torch.nn.Module, spec: str, given: tuple[Any, ...], named: Mapping[str, Any]) -> None:
-    """Raises where a person's own model is not called as those of its task are."""
+def _check_forward(model: torch.nn.Module, spec: str, batch: Any) -> None:
+    """Raises where a person's own model cannot be called as those of its task are."""
+    text = isinstance(batch, Mapping)
     try:
-        inspect.signature(model.forward).bind(*given, **named)
+        inspect.signature(model.forward).bind(*([] if text else batch[:1]), **(batch if text else {}))
     except TypeError as error:
-        what = f"{' and '.join(named)} by name" if named else "images alone"
+        what = f"{' and '.join(batch)} by name" if text else "images alone"
         raise InputError(f"{spec!r} is given {what}, and its forward differs: {error}. {_OTHERWISE}") from error
 
 
