@@ -107,6 +107,8 @@ def _check_forward(model: torch.nn.Module, spec: str, batch: Any) -> None:
     except TypeError as error:
         what = f"{' and '.join(batch)} by name" if text else "images alone"
         raise InputError(f"{spec!r} is given {what}, and its forward differs: {error}. {_OTHERWISE}") from error
+    except ValueError:  # a compiled function has no signature
+        return
 
 
 def _own(make: Callable[..., Any], spec: str, options: BatchOptions) -> Any:
