@@ -297,7 +297,7 @@ def main() -> None:
         if results.exists():
             fill(ROOT / file, name, table(json.loads(results.read_text(encoding="utf-8"))))
     fill(ROOT / "README.md", "cards", cards_table())
-    fill(ROOT / "docs" / "architecture.md", "rooms", diagram())
+    (ROOT / "docs" / "figures" / "rooms.svg").write_text(diagram(), encoding="utf-8")
     fill(ROOT / "docs" / "devices.md", "device_kinds", kinds_table())
     fill(ROOT / "docs" / "devices.md", "contexts", contexts_table())
     for name, page, made in PAGES:

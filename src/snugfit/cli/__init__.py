@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 
 from snugfit import __version__
 from snugfit.errors import InputError, SnugfitError, SnugfitWarning, did_you_mean, nearest, on_command_line
-from snugfit.report.waiting import say, told_on_terminal
+from snugfit.report.waiting import say, waits_are_told
 
 COMMANDS = {
     "train": "train a model on data, by a recipe, and measure it",
@@ -62,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 @contextlib.contextmanager
 def spoken_to_a_person() -> Iterator[None]:
     """Context of a command: errors name its options, and notes and warnings are single lines on stderr."""
-    with warnings.catch_warnings(), _notes_on_stderr(), on_command_line(), told_on_terminal():
+    with warnings.catch_warnings(), _notes_on_stderr(), on_command_line(), waits_are_told():
         warnings.simplefilter("default", SnugfitWarning)
         warnings.showwarning = _showing_ours_plainly(warnings.showwarning)
         yield
@@ -97,6 +97,10 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         raise InputError(first_words())
     chosen = next((word for word in argv if not word.startswith("-")), None)
     if chosen is not None and chosen not in COMMANDS:
+        if ".py" in chosen or ":" in chosen.strip(":"):
+            raise InputError(
+                f"{chosen!r} is no command; one stands before it: `snugfit estimate {chosen}`, for example."
+            )
         raise InputError(f"unknown command {chosen!r}; {did_you_mean(chosen, COMMANDS)} See `snugfit --help`.")
     argv, of_script = _up_to_script(argv) if chosen in TAKE_SCRIPTS else (argv, [])
     parser, commands = parser_with([chosen])

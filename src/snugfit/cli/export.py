@@ -8,9 +8,9 @@ Examples:
   snugfit export recipe.yaml --to hf --batch-size 64 --lr 2e-5 -o training_args.json
   snugfit export runs/llama-chats --to axolotl --device rtx-4090 -o axolotl.yaml
 
-RECIPE is what `snugfit plan -o` wrote, what `snugfit plan --json` printed, or the directory of a run, whose training
-settings then hold too. With --model (a run has its own) and --device it is simulated what the tool's own ways cost, or, for
-DeepSpeed, where the weights and their state should be.
+RECIPE is what `snugfit plan -o` wrote, what `snugfit plan --json` printed, or the directory of a run; the training settings
+of a plan or a run hold too. With --model (a run has its own) and --device it is simulated what the tool's own ways cost, or,
+for DeepSpeed, where the weights and their state should be.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ def stored_run(path: Path, settings: Mapping[str, Any], *, batch_size: int) -> S
 
     Args:
         path: A YAML file of a recipe, the JSON of `snugfit plan` or `snugfit train`, or a run directory.
-        settings: Training settings that were given; they go before those of a run.
+        settings: Training settings that were given; they go before those of a run or a plan.
         batch_size: Samples of an update where neither says it.
 
     Returns:
@@ -49,15 +49,15 @@ def stored_run(path: Path, settings: Mapping[str, Any], *, batch_size: int) -> S
         kept = RunFiles(path)
         request = kept.read_request()
         return StoredRun(run=Run(kept.read_recipe(), request.settings.replace(**settings)), request=request)
-    fields = _of_json(path) if path.suffix.lower() == ".json" else None
+    fields, kept_settings = _of_json(path) if path.suffix.lower() == ".json" else (None, {})
     storage, given = by_owner(settings)
-    workload = Workload.from_mapping({"batch_size": batch_size, **given})
+    workload = Workload.from_mapping({"batch_size": batch_size, **kept_settings, **given})
     recipe = Recipe.from_yaml(path, **storage) if fields is None else Recipe.from_mapping({**fields, **storage})
     return StoredRun(run=Run(recipe, workload), request=None)
 
 
-def _of_json(path: Path) -> Mapping[str, Any]:
-    """The recipe in the JSON of `snugfit plan`, `snugfit train` or `plan.json`, or a JSON recipe."""
+def _of_json(path: Path) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """The recipe in the JSON of `snugfit plan`, `snugfit train` or `plan.json`, or a JSON recipe; and its settings."""
     named = f"recipe file {str(path)!r}"
     document = read_json(path, named, instead="Give what `snugfit plan --json` printed.")
     recipe = document.get("recipe", document) if isinstance(document, dict) else None
@@ -65,4 +65,8 @@ def _of_json(path: Path) -> Mapping[str, Any]:
         raise InputError(
             f"{named} holds no recipe. Give what `snugfit plan --json` printed, or `snugfit plan -o` wrote."
         )
-    return recipe
+    for outer, inner in (("budgets", "workload"), ("workload", "settings")):  # of a plan, of a run
+        kept = document.get(outer)
+        if isinstance(kept, dict) and isinstance(kept.get(inner), dict):
+            return recipe, kept[inner]
+    return recipe, {}

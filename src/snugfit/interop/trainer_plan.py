@@ -18,6 +18,7 @@ from snugfit.errors import CannotSimulateError, DoesNotFitError, InputError
 from snugfit.fake_device.assumptions import AssumeArgument
 from snugfit.interop.trainer_job import TrainerJob, check_trainer, set_fields
 from snugfit.report.notebook import ShownAsCard
+from snugfit.report.waiting import waits_are_told
 from snugfit.techniques.levels import LEVELS, Level
 from snugfit.units import MIB, format_bytes, format_seconds
 
@@ -128,7 +129,7 @@ def plan_for(
     check_trainer(trainer)
     levels = constraints_from(allow=allow, device=device).allow
     place, budget_bytes = budget_for(place_for(device), budget)
-    with _Search(trainer, place, assume) as search:
+    with waits_are_told(), _Search(trainer, place, assume) as search:
         return search.plan(budget_bytes, levels)
 
 

@@ -29,6 +29,7 @@ from snugfit.planner.sharing import fits_in, in_order, least_weights_of, may_win
 from snugfit.planner.smallest import Smallest
 from snugfit.planner.space import EVERYWHERE, SIZE, Space
 from snugfit.recipe import Recipe
+from snugfit.report.waiting import waits_are_told
 from snugfit.run import Run
 from snugfit.simulator.prediction import Estimate, assemble
 from snugfit.simulator.subjects import Subject
@@ -80,11 +81,14 @@ class Planner:
         self._check = check
         self._checked: Checked | None = None
         self._too_heavy: TooHeavyError | None = None
+        self._told = contextlib.ExitStack()
 
     def __enter__(self) -> Planner:
+        self._told.enter_context(waits_are_told())
         return self
 
     def __exit__(self, *error: Any) -> None:
+        self._told.close()
         self.close()
 
     def close(self) -> None:

@@ -1,4 +1,7 @@
-"""One line on a terminal while simulations are waited for: how many are done, since when, and which one runs now."""
+"""One line for whoever waits for simulations: how many are done, since when, and which one runs now.
+
+It stands on a terminal, or under a notebook's cell.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,8 @@ import time
 from collections.abc import Iterator
 from typing import Any, TextIO
 
+from snugfit.library_imports import importing
+from snugfit.report.notebook import in_notebook
 from snugfit.units import format_seconds
 
 AFTER_SECONDS = 2.0
@@ -23,10 +28,10 @@ _told = contextvars.ContextVar("_told", default=False)
 
 
 @contextlib.contextmanager
-def told_on_terminal() -> Iterator[None]:
-    """Context of a command, in which long waits are told on stderr; nothing is said where that is no terminal."""
+def waits_are_told() -> Iterator[None]:
+    """Context in which long waits are told on stderr; nothing is said where that is neither terminal nor notebook."""
     global _line
-    if not sys.stderr.isatty() or _line is not None:
+    if _line is not None or not (sys.stderr.isatty() or in_notebook()):
         yield
         return
     _line = WaitingLine(sys.stderr)
@@ -104,7 +109,8 @@ class WaitingLine:
             with self._lock:
                 passed = time.monotonic() - self._since
                 if self._bar is None and self._running and passed >= AFTER_SECONDS:
-                    from tqdm import tqdm
+                    with importing():  # without ipywidgets a notebook gets a line of text, and is told so at length
+                        from tqdm.auto import tqdm
 
                     self._bar = tqdm(bar_format="{desc}", file=self._stream, leave=False, position=0)
                 if self._bar is not None and self._running:

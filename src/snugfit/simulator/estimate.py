@@ -19,6 +19,7 @@ from snugfit.nccl import among
 from snugfit.recipe import Recipe
 from snugfit.recording.generations import GENERATIONS
 from snugfit.recording.recording import Recording
+from snugfit.report.waiting import waits_are_told
 from snugfit.run import Run
 from snugfit.simulator.given_batches import NOT_GIVEN, given_batches
 from snugfit.simulator.prediction import Estimate, assemble
@@ -215,10 +216,11 @@ def estimated(
     workers = pool or shared_pool()
     kinds = [_kind(card) for card in cards]
     recorded: dict[Personality, Recording] = {}
-    for kind in sorted(dict.fromkeys(kinds), key=lambda kind: kind.capability != GENERATIONS[0]):
-        like = next((one for one in recorded.values() if kind.capability in one.same_on), None)
-        doing = f"a training step of {title}"
-        recorded[kind] = workers.call(record, kind, doing=doing) if like is None else like.on(kind.capability)
+    with waits_are_told():
+        for kind in sorted(dict.fromkeys(kinds), key=lambda kind: kind.capability != GENERATIONS[0]):
+            like = next((one for one in recorded.values() if kind.capability in one.same_on), None)
+            doing = f"a training step of {title}"
+            recorded[kind] = workers.call(record, kind, doing=doing) if like is None else like.on(kind.capability)
     for message in dict.fromkeys(text for one in recorded.values() for text in one.warnings):
         warn(message)
     headline = next(iter(recorded.values()))
@@ -226,7 +228,8 @@ def estimated(
         cards = tuple(among(card, groups_of(recipe, headline.workload.ranks)) for card in cards)
     fewer = headline.alike_ranks[1:] if sum(map(len, headline.alike_ranks)) <= MOST_RANKS else ()
     doing = f"what other GPUs do of a training step of {title}"
-    others = [workers.call(record, next(iter(recorded)), doing=doing, rank=numbers[0]) for numbers in fewer]
+    with waits_are_told():
+        others = [workers.call(record, next(iter(recorded)), doing=doing, rank=numbers[0]) for numbers in fewer]
     return assemble(
         [(card, recorded[kind]) for card, kind in zip(cards, kinds, strict=True)],
         headline=headline,

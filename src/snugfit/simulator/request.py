@@ -80,7 +80,7 @@ def record_named(
         "assume": named.assume.completed(made.assume),
     }
     # Of tasks whose data nobody reads, the loss is all that an evaluation has.
-    reported = made.task if task in READ else None
+    reported = made.task if made.task.name in READ else None
     build = functools.partial(_itself, model)
     how: dict[str, Any] = {"rank": rank, "really": really, "whole": whole, "most_weight_bytes": most_weight_bytes}
     recorded = record_given(build, made.batch, arguments, recipe, personality, task=reported, **how)

@@ -22,6 +22,9 @@ def here(tmp_path, monkeypatch):
     RECIPE.to_yaml(tmp_path / "recipe.yaml")
     (tmp_path / "plan.json").write_text(json.dumps({"recipe": RECIPE.to_mapping(), "budget_bytes": 1}))
     settings = Workload(batch_size=64, gpus=4, lr=3e-4, clip_norm=1.0)
+    plan = {"recipe": RECIPE.to_mapping(), "budgets": {"workload": settings.to_mapping()}}
+    (tmp_path / "whole_plan.json").write_text(json.dumps(plan))
+    (tmp_path / "odd.json").write_text(json.dumps({**plan, "budgets": {"workload": 3}, "workload": None}))
     request = Request(
         model="model.py:build", model_args=("width=8",), data="random", task=None, image_size=8, seq_len=None, packing=False,
         text_column=None, label_column=None, prompt_column=None, samples=None, device="cpu", settings=settings,
@@ -52,12 +55,21 @@ EXPECTED = deepspeed_export(Run(RECIPE, Workload(batch_size=64, gpus=4, lr=3e-4,
 SETTINGS = ("--gpus", "4", "--batch-size", "64", "--lr", "3e-4", "--clip-norm", "1")
 
 
-@pytest.mark.parametrize("source", [("recipe.yaml", *SETTINGS), ("plan.json", *SETTINGS), ("run",)])
+@pytest.mark.parametrize(
+    "source",
+    [("recipe.yaml", *SETTINGS), ("plan.json", *SETTINGS), ("odd.json", *SETTINGS), ("whole_plan.json",), ("run",)],
+)
 def test_every_source_says_the_same(here, capsys, source):
     assert main(["export", *source, "--to", "deepspeed"]) == 0
     printed = capsys.readouterr()
     assert json.loads(printed.out) == EXPECTED.config
     assert "checkpoint=all" in printed.err and not (here / "ds_config.json").exists()
+
+
+def test_options_go_before_a_plans_settings(here, capsys):
+    assert main(["export", "whole_plan.json", "--to", "hf", "--batch-size", "32", "--gpus", "1"]) == 0
+    arguments = json.loads(capsys.readouterr().out)
+    assert arguments["gradient_accumulation_steps"] == 8 and arguments["learning_rate"] == 3e-4
 
 
 def test_into_a_file_with_what_it_does_not_say_on_stdout(here, capsys):
