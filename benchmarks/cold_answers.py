@@ -136,7 +136,7 @@ def parts_of(name: str) -> dict[str, float]:
 
     late_compiler.load_late()
     load_libraries_late()
-    from snugfit.fake_device import registration
+    from snugfit.recorder import registration
     from snugfit.simulator import session
 
     registration.register()

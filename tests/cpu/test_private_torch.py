@@ -175,7 +175,7 @@ def test_forgotten_conversions_let_tensors_be_swapped():
 
 
 def test_a_view_by_the_meta_kernel_is_that_of_the_fake_mode():
-    """viewed; view by view in fake_device/test_dispatch_plan.py"""
+    """viewed; view by view in recorder/test_dispatch_plan.py"""
     mode, factory = fake_pair()
     tensor = factory.empty((4, 6), (6, 1), torch.float32, torch.device("cpu"))
     short = private_torch.viewed(factory, torch.ops.aten.select.int, (tensor, 1, 2), {})
@@ -433,7 +433,7 @@ _REGISTERED = """
 import torch
 from snugfit import private_torch
 from snugfit.private_torch import dispatcher
-from snugfit.fake_device import registration
+from snugfit.recorder import registration
 from snugfit.fake_device.accelerator import backend
 from snugfit.fake_device.personality import DEVICE_TYPE
 registration.register()
@@ -708,7 +708,7 @@ def test_backend_guard_and_keep_errors_of_backward():
     said = in_a_worker(
         """
 import torch
-from snugfit.fake_device import registration
+from snugfit.recorder import registration
 from snugfit.private_torch import new_fake_mode
 from snugfit.private_torch.backward_errors import BackendGuard, keep_errors_of_backward
 registration.register()
@@ -857,7 +857,7 @@ def test_compiled_code_runs_on_fake_tensors():
     said = in_a_worker(
         _REGISTERED
         + """
-from snugfit.fake_device.replaced import replaced
+from snugfit.attributes import replaced
 from snugfit.private_torch import compiler
 from snugfit.private_torch.backward_errors import BackendGuard
 

@@ -14,13 +14,13 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from snugfit.errors import InputError
-from snugfit.fake_device.assumptions import AssumeArgument, assumptions_from
 from snugfit.fake_device.personality import Personality
 from snugfit.recording.recording import Recording
 from snugfit.simulator.estimate import DeviceArgument, cards_of, estimated
 from snugfit.simulator.own_script import ASSUMED, WatchedScript, fresh_workers, record_watched
 from snugfit.simulator.prediction import Estimate
 from snugfit.simulator.script import EnoughSeen
+from snugfit.values.assumptions import AssumeArgument, assumptions_from
 
 if TYPE_CHECKING:
     import torch
@@ -80,8 +80,8 @@ def _sent(job: Job) -> bytes:
 
 def record_job(sent: bytes, assume: Any, personality: Personality) -> Recording:
     """Records a job from `skeleton.dumps`; runs in a worker."""
-    from snugfit.fake_device.materialise import Materialiser
     from snugfit.fake_device.says_cuda import code_says_cuda
+    from snugfit.recorder.materialise import Materialiser
     from snugfit.techniques.batches import tensors_of
     from snugfit.workers import skeleton
 

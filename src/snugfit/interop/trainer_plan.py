@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 from snugfit.devices import Device
 from snugfit.errors import CannotSimulateError, DoesNotFitError, InputError
-from snugfit.fake_device.assumptions import AssumeArgument
 from snugfit.interop.trainer_job import TrainerJob, check_trainer, set_fields
 from snugfit.report.notebook import ShownAsCard
 from snugfit.techniques.levels import LEVELS, Level
 from snugfit.units import MIB, format_bytes, format_seconds
+from snugfit.values.assumptions import AssumeArgument
 
 if TYPE_CHECKING:
     from snugfit.planner.margin import Margin

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from snugfit.errors import DoesNotFitError, InputError, RecipeError, note, warn
 from snugfit.fidelity import fidelity
-from snugfit.measure.process_memory import free_host_bytes
 from snugfit.nccl import among
 from snugfit.planner.closeness import all_turned_back
 from snugfit.planner.constraints import Constraints
@@ -28,6 +27,7 @@ from snugfit.planner.separable import Check, Checked
 from snugfit.planner.sharing import fits_in, in_order, least_weights_of, may_win, narrowest
 from snugfit.planner.smallest import Smallest
 from snugfit.planner.space import EVERYWHERE, SIZE, Space
+from snugfit.process_memory import free_host_bytes
 from snugfit.recipe import Recipe
 from snugfit.run import Run
 from snugfit.simulator.prediction import Estimate, assemble

@@ -15,20 +15,20 @@ from typing import Any
 import torch
 
 from snugfit import private_torch
+from snugfit.attributes import replaced
 from snugfit.fake_device.accelerator import RandomState, backend
-from snugfit.fake_device.fake_calls import LIFT
-from snugfit.fake_device.operator_costs import tensors_in
 from snugfit.fake_device.personality import DEVICE_TYPE, Personality
-from snugfit.fake_device.rank_operators import NOT_OF_RANKS
-from snugfit.fake_device.read_values import ReadValues
-from snugfit.fake_device.recorder import Recorder
-from snugfit.fake_device.replaced import replaced
 from snugfit.pretend_card.memory import CardMemory
 from snugfit.pretend_card.ranks import CardRanks
 from snugfit.pretend_card.streams import Streams
 from snugfit.pretend_card.values import arguments, work_of
 from snugfit.private_torch import FakeTensor, collectives
+from snugfit.recorder.fake_calls import LIFT
+from snugfit.recorder.rank_operators import NOT_OF_RANKS
+from snugfit.recorder.recorder import Recorder
 from snugfit.recording.allocator import AllocatorConfig
+from snugfit.techniques.batches import tensors_in
+from snugfit.values.read_values import ReadValues
 
 _aten = torch.ops.aten
 _copy, _to_copy = _aten.copy_.default, _aten._to_copy.default

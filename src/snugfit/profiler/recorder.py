@@ -25,11 +25,11 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from snugfit import private_torch
 from snugfit.attributes import attributes_set
 from snugfit.device_kinds import CUDA
-from snugfit.measure.seen_modules import SeenModules
-from snugfit.measure.storage_ledger import StorageLedger
 from snugfit.private_torch import TorchDispatchMode, current_mode, current_node, on_storage_resize
 from snugfit.profiler.temporaries import OperatorMark, with_temporaries
 from snugfit.profiler.truth import CpuTruth, CudaTruth
+from snugfit.recorder.seen_modules import SeenModules
+from snugfit.recorder.storage_ledger import StorageLedger
 from snugfit.recording.trace import Trace, TraceBuilder
 from snugfit.simulator.batch_shapes import skeleton_of
 from snugfit.techniques.batches import tensors_of

@@ -75,8 +75,8 @@ def joined(
 def _backend(kind: str) -> str:
     """The backend for collectives between devices of a kind."""
     if kind.startswith(REHEARSE):
-        from snugfit.fake_device import registration
         from snugfit.pretend_card import ranks
+        from snugfit.recorder import registration
 
         registration.register()
         ranks.register()

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from snugfit.errors import InputError, SnugfitError
-from snugfit.fake_device.materialise import without_memory
+from snugfit.recorder.materialise import without_memory
 from snugfit.runs.request import Request
 from snugfit.techniques.batches import map_tensors
 from snugfit.training.evaluation import undisturbed

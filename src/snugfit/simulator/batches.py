@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from snugfit.errors import warn
-from snugfit.fake_device.materialise import Materialiser
 from snugfit.recipe import Recipe
+from snugfit.recorder.materialise import Materialiser
 from snugfit.techniques.batch_share import share_of, sharers
 from snugfit.techniques.batches import first_tensor, map_tensors, split_batch, why_uncut
 from snugfit.training.evaluation import evaluated_at_once, task_of

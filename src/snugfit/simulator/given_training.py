@@ -16,14 +16,13 @@ from typing import Any
 import torch
 
 from snugfit.errors import SnugfitError, TrainingError
-from snugfit.fake_device.chance import Chance
-from snugfit.fake_device.compiled import compiled_on_fakes
-from snugfit.fake_device.materialise import Materialiser
 from snugfit.fake_device.personality import Personality
 from snugfit.fake_device.ranks import one_of
-from snugfit.fake_device.record import record
 from snugfit.phases import phase
 from snugfit.recipe import Recipe
+from snugfit.recorder.compiled import compiled_on_fakes
+from snugfit.recorder.materialise import Materialiser
+from snugfit.recorder.record import record
 from snugfit.recording.recording import Recording
 from snugfit.simulator.batches import EvaluationBatches, batch_share, longest
 from snugfit.simulator.between_blocks import BetweenBlocks
@@ -43,6 +42,7 @@ from snugfit.training.course import Course
 from snugfit.training.evaluation import task_of
 from snugfit.training.given_optimizer import name_of
 from snugfit.training.prepare import prepare
+from snugfit.values.chance import Chance
 from snugfit.workers.failures import in_one_line
 from snugfit.workers.pool import Pool, shared_pool
 from snugfit.workload import Workload

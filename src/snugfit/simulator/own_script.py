@@ -18,14 +18,14 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from snugfit.attributes import Change, replaced
 from snugfit.errors import InputError, SnugfitError
-from snugfit.fake_device.assumptions import AssumeArgument, Assumptions, assumptions_from
 from snugfit.fake_device.personality import Personality
-from snugfit.fake_device.replaced import Change, replaced
 from snugfit.simulator.estimate import DeviceArgument, cards_of, estimated
 from snugfit.simulator.prediction import Estimate
 from snugfit.simulator.script import EnoughSeen, as_main, check_script, exit_code, print_error
 from snugfit.simulator.script_seen import Observer, ScriptRecording
+from snugfit.values.assumptions import AssumeArgument, Assumptions, assumptions_from
 from snugfit.workers.failures import line_of, named
 from snugfit.workers.forked import FORKS, forked
 from snugfit.workers.pool import Pool
@@ -70,7 +70,7 @@ def fresh_workers() -> FreshWorkers:
 
 def _in_copy(*request: Any, **settings: Any) -> Any:
     """Runs a function in a copy of this worker, which has loaded what any script needs."""
-    import snugfit.fake_device.script_recorder
+    import snugfit.recorder.script_recorder
     import snugfit.simulator.session  # noqa: F401
 
     return forked(*request, **settings)
@@ -136,9 +136,9 @@ def record_watched(
 
     `captured`: tensors that arrived with that code and belong to no model.
     """
-    from snugfit.fake_device.record import record
     from snugfit.fake_device.says_cuda import code_says_cuda
-    from snugfit.fake_device.script_recorder import ScriptRecorder, addresses, copies
+    from snugfit.recorder.record import record
+    from snugfit.recorder.script_recorder import ScriptRecorder, addresses, copies
     from snugfit.simulator.harmless import harmless
     from snugfit.simulator.session import without_logs
 

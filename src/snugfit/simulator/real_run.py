@@ -104,7 +104,7 @@ def try_step(
 
 def _few(batch: Any, split: Any, samples: int) -> Any:
     """A few samples of a batch with random values; all of it where nobody says how it is cut."""
-    from snugfit.fake_device.materialise import filled_batch
+    from snugfit.recorder.materialise import filled_batch
     from snugfit.techniques.batches import first_tensor, split_batch, why_uncut
     from snugfit.training.fallbacks import elements
 
@@ -133,7 +133,7 @@ def _fill_all(model: Any, captured: Any, optimizers: Sequence[Any]) -> None:
     import torch
     from torch.nn.parameter import is_lazy
 
-    from snugfit.fake_device.materialise import fill
+    from snugfit.recorder.materialise import fill
 
     held = [*model.parameters(), *model.buffers(), *captured]
     numbers = sum(tensor.numel() for tensor in held if not is_lazy(tensor))

@@ -51,7 +51,7 @@ def _serve() -> None:
 
     late_compiler.load_late()
     load_libraries_late()
-    from snugfit.fake_device import registration
+    from snugfit.recorder import registration
     from snugfit.workers import skeleton
 
     registration.register()

@@ -14,4 +14,4 @@ def test_the_page_shows_the_rooms_as_they_are():
 def test_what_reads_recordings_does_not_need_the_simulator():
     found = rooms()
     assert found["recording"] == {"ground floor"}
-    assert not {"simulator", "workers", "fake_device"} & (found["measure"] | found["report"])
+    assert not {"simulator", "workers", "recorder"} & (found["measure"] | found["report"])

@@ -14,9 +14,9 @@ from snugfit.calibration.calibrate import calibrate, row_of
 from snugfit.cli import main
 from snugfit.device_kinds import CUDA
 from snugfit.devices import Device, device_named
-from snugfit.fake_device.cpu_operators import of_this_processor
 from snugfit.fields import as_data
-from snugfit.measure import host_speeds
+from snugfit.operators import host_speeds
+from snugfit.operators.cpu_operators import of_this_processor
 from snugfit.recording.kernel_times import LINK_SHARE, MEMORY_SHARE
 
 CPU = torch.device("cpu")

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from snugfit.measure import host_speeds
+from snugfit.operators import host_speeds
 from snugfit.recording.cpu_clock import HostSpeeds, cpu_clock, cpu_run_seconds
 from snugfit.recording.trace import OperatorRun, TraceBuilder
 

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from snugfit.devices import device_named
-from snugfit.fake_device.operator_costs import convolution_flops
 from snugfit.fake_device.personality import Personality
+from snugfit.operators.operator_costs import convolution_flops
 from snugfit.recording import kernel_times as times
 from snugfit.recording.kernel_times import run_seconds
 from snugfit.recording.trace import Convolution, OperatorRun
