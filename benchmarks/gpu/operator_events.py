@@ -18,7 +18,8 @@ from typing import Any
 import torch
 
 from snugfit import phases, private_torch
-from snugfit.private_torch import DirectMode, current_node, summed_in_place
+from snugfit.private_torch import DirectMode, current_node
+from snugfit.private_torch.backward_in_place import summed_in_place
 from snugfit.profiler.temporaries import MARK_BYTES
 from snugfit.profiler.truth import CpuTruth, CudaTruth
 from snugfit.recorder.module_path import ModulePath

@@ -20,7 +20,7 @@ from snugfit.device_kinds import CPU, CUDA
 from snugfit.fake_device import multihead_kernels
 from snugfit.fake_device.accelerator import backend, names_of_cuda
 from snugfit.fake_device.personality import DEVICE_TYPE
-from snugfit.private_torch import FakeTensor
+from snugfit.private_torch.fake_tensors import FakeTensor
 
 
 def device_of(value: Any) -> Any:

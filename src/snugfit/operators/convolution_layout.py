@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 from snugfit import private_torch
+from snugfit.private_torch import fake_tensors
 
 _VECTOR_BYTES = 16
 
@@ -101,4 +102,4 @@ def register(device_type: str) -> None:
             pair = [one if one is None else one.contiguous(memory_format=wanted) for one in result[:2]]
             return (*pair, *result[2:])
 
-        private_torch.amend_fake(operator, laid_out)
+        fake_tensors.amend_fake(operator, laid_out)

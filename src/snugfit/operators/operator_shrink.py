@@ -25,6 +25,7 @@ from snugfit import private_torch
 from snugfit.operators import operator_truth
 from snugfit.operators.operator_call import Call, Layout
 from snugfit.operators.operator_truth import CannotRun, Result, Truth
+from snugfit.private_torch import fake_tensors
 from snugfit.process_memory import kernel_bytes
 
 MIB = 2**20
@@ -244,7 +245,7 @@ def _candidates(call: Call, *, first_only: bool) -> list[int]:
 def _fits_together(call: Call) -> bool:
     """Whether the fake version accepts these arguments; real kernels do not check all of them."""
     with private_torch.nothing_above(call.gradients):
-        mode = private_torch.new_fake_mode()
+        mode = fake_tensors.new_fake_mode()
         try:
             with mode:
                 args, kwargs = call.on(torch.device("cpu"))

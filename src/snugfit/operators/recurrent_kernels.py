@@ -18,10 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from snugfit import private_torch
 from snugfit.device_kinds import SIMULATED
 from snugfit.errors import SnugfitWarning
-from snugfit.private_torch import dispatcher, without_modes
+from snugfit.private_torch import dispatcher, fake_tensors, without_modes
 
 CUDNN_WARNING = (
     "on CUDA, cuDNN runs recurrent layers (LSTM, GRU, RNN) and takes memory whose size only cuDNN knows; here it is what "
@@ -154,7 +153,7 @@ def register() -> None:
                 _by_cudnn, name, overload == "data", getattr(getattr(torch.ops.aten, name), overload)
             )
             dispatcher.claim_kernel(f"aten::{name}.{overload}", run, "AutogradPrivateUse1")
-    private_torch.replace_fake(torch.ops.aten._cudnn_rnn.default, _forward)
-    private_torch.replace_fake(torch.ops.aten._cudnn_rnn_backward.default, _backward)
+    fake_tensors.replace_fake(torch.ops.aten._cudnn_rnn.default, _forward)
+    fake_tensors.replace_fake(torch.ops.aten._cudnn_rnn_backward.default, _backward)
     register_flop_formula(torch.ops.aten._cudnn_rnn)(_flops)
     register_flop_formula(torch.ops.aten._cudnn_rnn_backward)(_flops_backward)

@@ -22,7 +22,8 @@ from snugfit.pretend_card.memory import CardMemory
 from snugfit.pretend_card.ranks import CardRanks
 from snugfit.pretend_card.streams import Streams
 from snugfit.pretend_card.values import arguments, work_of
-from snugfit.private_torch import FakeTensor, collectives
+from snugfit.private_torch import backward_in_place, collectives, python_backend
+from snugfit.private_torch.fake_tensors import FakeTensor
 from snugfit.recorder.fake_calls import LIFT
 from snugfit.recorder.rank_operators import NOT_OF_RANKS
 from snugfit.recorder.recorder import Recorder
@@ -141,7 +142,7 @@ class PretendCard(Recorder):  # type: ignore[no-untyped-call]
         found = self._of_ranks(func, types, args, kwargs)
         if found is not NOT_OF_RANKS:
             return found
-        if func is _add and private_torch.summed_in_place(args):
+        if func is _add and backward_in_place.summed_in_place(args):
             func = _add_  # asked here, because it looks at who called the mode, which for the recorder is this method
         tensors = tensors_in((*args, *kwargs.values()))
         ours = [type(tensor) is FakeTensor for tensor in tensors]
@@ -150,7 +151,7 @@ class PretendCard(Recorder):  # type: ignore[no-untyped-call]
         if not to_card and not any(ours):
             if func is LIFT and args[0].device.type == DEVICE_TYPE:
                 return super().__torch_dispatch__(
-                    _to_copy, types, (private_torch.given_values(args[0]),), {"device": args[0].device}
+                    _to_copy, types, (python_backend.given_values(args[0]),), {"device": args[0].device}
                 )
             return self._on_host(func, args, kwargs)
         if func is _to_copy and device is not None and not to_card:

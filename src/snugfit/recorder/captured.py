@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch.nn.parameter import is_lazy
 
-from snugfit import private_torch
-from snugfit.private_torch import FakeFactory, FakeTensor
+from snugfit.private_torch import fake_tensors
+from snugfit.private_torch.fake_tensors import FakeFactory, FakeTensor
 from snugfit.techniques.batches import tensors_of
 
 
@@ -56,7 +56,7 @@ class Captured:
                 fake = torch.nn.Parameter(fake, tensor.requires_grad)
             elif tensor.requires_grad:
                 fake.requires_grad_()
-            private_torch.forget_conversions(factory.mode)
+            fake_tensors.forget_conversions(factory.mode)
             torch.utils.swap_tensors(tensor, fake)  # type: ignore[no-untyped-call]
             self.unused[tensor.untyped_storage()._cdata] = tensor
 

@@ -19,7 +19,7 @@ import torch
 from snugfit.operators.kernels import InnerBytes
 from snugfit.operators.operator_call import ALIGNMENT, BY_GRADIENT, extent
 from snugfit.operators.operator_costs import OperatorCost
-from snugfit.private_torch import FakeFactory, FakeTensor
+from snugfit.private_torch.fake_tensors import FakeFactory, FakeTensor
 
 _NEW, _VIEW, _ARGUMENT, _NOTHING, _VALUE = range(5)
 _PLAIN = frozenset({int, bool, str, type(None), torch.dtype, torch.device, torch.memory_format, torch.layout})

@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from snugfit import private_torch
 from snugfit.fake_device.personality import DEVICE_TYPE
 from snugfit.operators import cpu_operators, kernels
 from snugfit.operators.operator_costs import OperatorCost, cost_of
 from snugfit.operators.operator_truth import Result
-from snugfit.private_torch import FakeFactory, FakeTensor, dispatcher
+from snugfit.private_torch import dispatcher, fake_tensors
+from snugfit.private_torch.fake_tensors import FakeFactory, FakeTensor
 from snugfit.recorder.dispatch_plan import OperatorPlan
 from snugfit.recording.generations import CardQuestions
 from snugfit.techniques.batches import tensors_in
@@ -74,7 +74,7 @@ class FakeCalls:
         if tensors and all(type(t) in _PLAIN and t.device.type == "cpu" for t in tensors):
             args, kwargs = self._fakes(args), {name: self._fakes(value) for name, value in kwargs.items()}
         try:
-            result = private_torch.viewed(self._factory, func, args, kwargs)
+            result = fake_tensors.viewed(self._factory, func, args, kwargs)
             if result is None:
                 with self._factory.mode:
                     result = func(*args, **kwargs)
@@ -85,7 +85,7 @@ class FakeCalls:
             result = self._as_the_machine_does(func, args, kwargs)
             if result is None:
                 raise
-        private_torch.forget_conversions(self._factory.mode)
+        fake_tensors.forget_conversions(self._factory.mode)
         if func is LIFT and self._cuda and type(result) is FakeTensor and result.device.type == DEVICE_TYPE:
             # Made of values below all modes, it has no bytes yet; and torch would compute with values that are not here.
             result = self._factory.empty(result.shape, result.stride(), result.dtype, result.device)

@@ -12,7 +12,8 @@ from snugfit import private_torch
 from snugfit.fake_device.accelerator import Stream
 from snugfit.fake_device.ranks import cards_of_machine, issued, runs_beside
 from snugfit.operators.collective_calls import gloo_bytes, run_of
-from snugfit.private_torch import FakeTensor, collectives, dispatcher
+from snugfit.private_torch import collectives, dispatcher, fake_tensors
+from snugfit.private_torch.fake_tensors import FakeTensor
 from snugfit.recorder.storage_ledger import StorageLedger
 from snugfit.recording.trace import TraceBuilder
 
@@ -47,7 +48,7 @@ class RankOperators:
         for kind in types:
             if kind not in _PLAIN and kind.__torch_dispatch__ is not private_torch.PLAIN_DISPATCH:  # type: ignore[attr-defined]
                 return NotImplemented  # a DTensor comes again as the tensor in it
-        if private_torch.in_fake_mode():  # DTensor asks what shape a result would have
+        if fake_tensors.in_fake_mode():  # DTensor asks what shape a result would have
             return func(*args, **kwargs)
         namespace = func.namespace
         if namespace == collectives.FUNCTIONAL:

@@ -21,8 +21,9 @@ from snugfit.fake_device.accelerator import backend
 from snugfit.fake_device.personality import DEVICE_TYPE, Personality
 from snugfit.operators import cpu_operators
 from snugfit.operators.operator_truth import new_tensors
-from snugfit.private_torch import DirectMode, FakeTensor, collectives, dispatcher
+from snugfit.private_torch import DirectMode, backward_in_place, collectives, dispatcher, fake_tensors
 from snugfit.private_torch.backward_in_place import in_place_of
+from snugfit.private_torch.fake_tensors import FakeTensor
 from snugfit.recorder import dispatch_plan
 from snugfit.recorder.captured import Captured
 from snugfit.recorder.claims import Claims
@@ -86,7 +87,7 @@ class Recorder(RankOperators, DirectMode):
         self._ledger = StorageLedger(self._builder, DEVICE_TYPE if self._cuda else "cpu")
         self.values = self.answers(assumptions or Assumptions(), self._ledger, self.answered)
         """Answers to questions about values."""
-        self._factory = private_torch.FakeFactory(private_torch.new_fake_mode())
+        self._factory = fake_tensors.FakeFactory(fake_tensors.new_fake_mode())
         self._calls = FakeCalls(self._factory, self.values, self.card, cuda=self._cuda)
         self._state = _FORWARD
         self._marks: list[str] = []
@@ -214,7 +215,7 @@ class Recorder(RankOperators, DirectMode):
             return args[0].device
         if func is _item and type(args[0]) is not FakeTensor:
             return func(*args)
-        if func is _add and private_torch.summed_in_place(args):
+        if func is _add and backward_in_place.summed_in_place(args):
             func = _add_
         else:
             func = in_place_of(func, args)

@@ -12,6 +12,7 @@ from snugfit.fake_device import attention_kernels, autocast, fake_versions, own_
 from snugfit.fake_device.accelerator import backend
 from snugfit.fake_device.personality import DEVICE_TYPE, Personality
 from snugfit.operators import convolution_layout, recurrent_kernels
+from snugfit.private_torch import backward_in_place, fake_tensors, python_backend
 from snugfit.recorder.recorder import Recorder
 
 _registered = False
@@ -43,9 +44,9 @@ def register() -> None:
         return
     _registered = True
     _threads = torch.get_num_threads()
-    private_torch.check_summed_in_place()
-    private_torch.register_backend(DEVICE_TYPE, backend)
-    private_torch.let_optimizers_take_fakes()
+    backward_in_place.check_summed_in_place()
+    python_backend.register_backend(DEVICE_TYPE, backend)
+    fake_tensors.let_optimizers_take_fakes()
     private_torch.skip_dispatch_rules(Recorder)
     autocast.register()
     attention_kernels.register()

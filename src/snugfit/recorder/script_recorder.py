@@ -16,7 +16,7 @@ import torch
 
 from snugfit.attributes import Change
 from snugfit.operators.operator_truth import new_tensors
-from snugfit.private_torch import FakeTensor
+from snugfit.private_torch.fake_tensors import FakeTensor
 from snugfit.recorder.recorder import Recorder
 from snugfit.recorder.seen_modules import SeenModules
 from snugfit.techniques.batches import tensors_in

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from snugfit import private_torch
 from snugfit.errors import CannotSimulateError
+from snugfit.private_torch import fake_tensors
 
 _PACKAGE = str(Path(__file__).resolve().parents[1])
 
@@ -35,9 +36,9 @@ def no_value(operator: str, module: str, assumption: str = "") -> CannotSimulate
 
 def explain(error: Exception, operator: str, module: str) -> CannotSimulateError | None:
     """Returns the error for an operator without a fake version; None for a mistake that a real run would make too."""
-    if isinstance(error, private_torch.DATA_DEPENDENT):
+    if isinstance(error, fake_tensors.DATA_DEPENDENT):
         return no_value(operator, module)
-    if isinstance(error, private_torch.UNSUPPORTED):
+    if isinstance(error, fake_tensors.UNSUPPORTED):
         return CannotSimulateError(
             f"{operator}{_place(module)} has no version that works without values, so it cannot be simulated "
             f"({str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__}). "

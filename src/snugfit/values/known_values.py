@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from snugfit import private_torch
-from snugfit.private_torch import FakeTensor
+from snugfit.private_torch.fake_tensors import FakeTensor
 from snugfit.values.chance import OVERWRITES, SOURCES, Stance, stand_in
 
 MOST_ELEMENTS = 2**22

@@ -39,7 +39,7 @@ import torch
 from torch.distributions import Distribution
 
 from snugfit.attributes import Change
-from snugfit.private_torch import FakeTensor
+from snugfit.private_torch.fake_tensors import FakeTensor
 from snugfit.values.line_search import lbfgs_goes_on
 from snugfit.values.packed_sequences import packed_sequences
 from snugfit.values.read_values import ReadValues

@@ -13,7 +13,8 @@ from torch import Tensor
 from torch.nn.utils import rnn
 
 from snugfit.attributes import Change
-from snugfit.private_torch import FakeTensor, without_modes
+from snugfit.private_torch import without_modes
+from snugfit.private_torch.fake_tensors import FakeTensor
 
 
 def packed_sequences() -> list[Change]:

@@ -15,7 +15,7 @@ import torch
 from snugfit import private_torch
 from snugfit.attributes import Change
 from snugfit.errors import CannotSimulateError
-from snugfit.private_torch import FakeTensor
+from snugfit.private_torch.fake_tensors import FakeTensor
 from snugfit.values import fake_failure
 from snugfit.values.assumptions import Assumptions
 from snugfit.values.chance import Chance

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from snugfit.private_torch import FakeFactory, new_fake_mode, viewed
+from snugfit.private_torch.fake_tensors import FakeFactory, new_fake_mode, viewed
 from snugfit.recorder.dispatch_plan import OperatorPlan, OperatorPlans, follow, outputs_of
 
 aten = torch.ops.aten
