@@ -19,7 +19,7 @@ from unittest import mock
 from benchmarks.gpu.part import Place
 from benchmarks.results_file import write
 from snugfit.recording.cpu_clock import HostSpeeds
-from snugfit.recording.trace import OperatorRun
+from snugfit.recording.operator_run import OperatorRun
 
 TOO_FAST = 3.0
 

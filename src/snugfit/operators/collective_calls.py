@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from snugfit.operators.operator_costs import tensor_bytes
 from snugfit.private_torch import collectives
-from snugfit.recording.trace import Collective, OperatorRun
+from snugfit.recording.operator_run import Collective, OperatorRun
 from snugfit.techniques.batches import tensors_in
 
 KINDS = {

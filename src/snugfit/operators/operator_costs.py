@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from snugfit.recording.multi_tensor import CHUNK_ELEMENTS, TensorLists
-from snugfit.recording.trace import Convolution
+from snugfit.recording.operator_run import Convolution
 from snugfit.techniques.batches import tensors_in
 
 _PRODUCTS = {"aten.mm.default": 0, "aten.addmm.default": 1, "aten.bmm.default": 0, "aten.baddbmm.default": 1}

@@ -30,7 +30,8 @@ from snugfit.profiler.temporaries import OperatorMark, with_temporaries
 from snugfit.profiler.truth import CpuTruth, CudaTruth
 from snugfit.recorder.seen_modules import SeenModules
 from snugfit.recorder.storage_ledger import StorageLedger
-from snugfit.recording.trace import Trace, TraceBuilder
+from snugfit.recording.trace import Trace
+from snugfit.recording.trace_builder import TraceBuilder
 from snugfit.simulator.batch_shapes import skeleton_of
 from snugfit.techniques.batches import tensors_of
 

@@ -15,7 +15,7 @@ from snugfit.operators.collective_calls import gloo_bytes, run_of
 from snugfit.private_torch import collectives, dispatcher, fake_tensors
 from snugfit.private_torch.fake_tensors import FakeTensor
 from snugfit.recorder.storage_ledger import StorageLedger
-from snugfit.recording.trace import TraceBuilder
+from snugfit.recording.trace_builder import TraceBuilder
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter, FakeTensor)
 NOT_OF_RANKS = object()

@@ -34,7 +34,9 @@ from snugfit.recorder.rank_operators import NOT_OF_RANKS, RankOperators
 from snugfit.recorder.sparse_gradients import refuse_sparse
 from snugfit.recorder.storage_ledger import StorageLedger
 from snugfit.recording.generations import CUBLAS, CardQuestions, cublas_workspace_bytes
-from snugfit.recording.trace import OperatorRun, Trace, TraceBuilder
+from snugfit.recording.operator_run import OperatorRun
+from snugfit.recording.trace import Trace
+from snugfit.recording.trace_builder import TraceBuilder
 from snugfit.techniques.batches import tensors_in
 from snugfit.techniques.held_values import held_values
 from snugfit.values import fake_failure

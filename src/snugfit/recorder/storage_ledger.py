@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager
 import torch
 
 from snugfit.attributes import attributes_set
-from snugfit.recording.trace import TraceBuilder
+from snugfit.recording.trace_builder import TraceBuilder
 
 _NOT_FORWARD = ("build", "load", "optimizer")
 

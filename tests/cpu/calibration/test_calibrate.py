@@ -113,7 +113,7 @@ def test_stopped_before_its_end_it_leaves_the_earlier_one(monkeypatch, capsys):
 
 def test_a_card_that_was_measured_keeps_its_host_time():
     from snugfit.recording.clock import HOST_LAUNCH_SECONDS, HOST_OPERATOR_SECONDS, issue_seconds
-    from snugfit.recording.trace import OperatorRun
+    from snugfit.recording.operator_run import OperatorRun
 
     run = OperatorRun("aten.add.Tensor", "", "forward", 0, 8, 8, "float32", 3, CUDA)
     card = device_named("rtx-4090")

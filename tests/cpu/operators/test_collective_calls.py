@@ -13,7 +13,8 @@ from snugfit.devices import device_named  # noqa: E402
 from snugfit.operators.collective_calls import collective_of, run_of  # noqa: E402
 from snugfit.recording.clock import HOST_LAUNCH_SECONDS, HOST_OPERATOR_SECONDS, clock  # noqa: E402
 from snugfit.recording.communication import collective_seconds  # noqa: E402
-from snugfit.recording.trace import Collective, TraceBuilder  # noqa: E402
+from snugfit.recording.operator_run import Collective  # noqa: E402
+from snugfit.recording.trace_builder import TraceBuilder  # noqa: E402
 
 RANKS, CARDS = 16, 8
 

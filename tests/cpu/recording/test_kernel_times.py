@@ -9,7 +9,7 @@ from snugfit.fake_device.personality import Personality
 from snugfit.operators.operator_costs import convolution_flops
 from snugfit.recording import kernel_times as times
 from snugfit.recording.kernel_times import run_seconds
-from snugfit.recording.trace import Convolution, OperatorRun
+from snugfit.recording.operator_run import Convolution, OperatorRun
 from snugfit.simulator.own_step import simulate_step
 
 A100, T4 = device_named("a100-40gb"), device_named("t4-16gb")

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from snugfit.recording.allocator import AllocatorConfig
 from snugfit.recording.replay import Player, Replays, replay
-from snugfit.recording.trace import TraceBuilder
+from snugfit.recording.trace_builder import TraceBuilder
 
 MIB = 2**20
 

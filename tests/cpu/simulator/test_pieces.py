@@ -104,7 +104,8 @@ def test_what_is_not_alike_is_simulated_whole(pool):
 
 def test_repeats_are_gone_through_as_often_as_they_say():
     from snugfit.recording.clock import runs_of_step
-    from snugfit.recording.trace import OperatorRun, TraceBuilder
+    from snugfit.recording.operator_run import OperatorRun
+    from snugfit.recording.trace_builder import TraceBuilder
 
     build = TraceBuilder()
     for _ in range(4):

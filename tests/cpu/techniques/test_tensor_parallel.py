@@ -11,7 +11,7 @@ from rank_processes import Ranks
 from tensor_parallel_tasks import make_batches, trained
 
 import snugfit
-from snugfit.recording.trace import Collective
+from snugfit.recording.operator_run import Collective
 from snugfit.runs.checkpoint import save_checkpoint
 from snugfit.runs.checkpoint_parts import Parts
 from snugfit.simulator.given_training import simulate_training
