@@ -15,7 +15,15 @@ from torch.nn.parameter import is_lazy
 
 from snugfit import private_torch
 from snugfit.fake_device import autocast
-from snugfit.private_torch import allocators, backward_in_place, collectives, dispatcher, fake_tensors, python_backend
+from snugfit.private_torch import (
+    allocators,
+    backward_in_place,
+    collectives,
+    dispatcher,
+    fake_tensors,
+    one_rank,
+    python_backend,
+)
 from snugfit.private_torch.writes import BeforeWrites
 from snugfit.recording import allocator
 
@@ -911,7 +919,7 @@ print("ok")
 @pytest.mark.parametrize(("length", "ranks"), [(8, 4), (5, 3), (2, 4), (7, 8), (1, 1)])
 def test_a_chunk_is_cut_as_torch_cuts_all(length, ranks):
     """OwnChunk, only_own_chunks"""
-    module, name, made = collectives.only_own_chunks()
+    module, name, made = one_rank.only_own_chunks()
     tensor = torch.arange(length * 3).view(length, 3)
     for number, chunk in enumerate(getattr(module, name)(tensor, ranks, dim=0)):
         mine = made(tensor, ranks, 0)[number]
@@ -933,34 +941,34 @@ import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from snugfit.attributes import attributes_set
-from snugfit.private_torch import collectives
+from snugfit.private_torch import collectives, one_rank, shared_units
 
 assert not collectives.knows_groups()
-collectives.init_alone(3, 2, "cpu")
+one_rank.init_alone(3, 2, "cpu")
 assert collectives.knows_groups() and torch.distributed.get_world_size() == 3
 mesh = init_device_mesh("cpu", (3,), mesh_dim_names=("shard",))
-for owner, name, method in collectives.meshes_with_numbers():
+for owner, name, method in one_rank.meshes_with_numbers():
     assert callable(getattr(owner, name)) and method.__wrapped__ is getattr(owner, name)
-assert {"__init__", "__getitem__"} <= {name for _, name, _ in collectives.meshes_with_numbers()}
+assert {"__init__", "__getitem__"} <= {name for _, name, _ in one_rank.meshes_with_numbers()}
 model = torch.nn.Linear(4, 5)
 state, kind = dict(vars(model)), type(model)
 state["_parameters"] = dict(model._parameters)
 fully_shard(model, mesh=mesh)
 assert collectives.own_part(model.weight).shape == (1, 4)
 assert collectives.own_part(state["_parameters"]["weight"]) is state["_parameters"]["weight"]
-owner, name, kept = collectives.shares_by_storage()
+owner, name, kept = one_rank.shares_by_storage()
 group = model._get_fsdp_state()._fsdp_param_groups[0] if hasattr(model._get_fsdp_state(), "_fsdp_param_groups") else (
     model._get_fsdp_state()._fsdp_param_group
 )
 before = group.fsdp_params[0]._sharded_param_data
 kept(group.fsdp_params[0])
 assert group.fsdp_params[0]._sharded_param_data is before
-(operator,) = collectives.gathering()
+(operator,) = shared_units.gathering()
 assert [argument.name for argument in operator._schema.arguments][-1] == "out"
 model.__class__ = kind
 vars(model).clear()
 vars(model).update(state)
-collectives.forget_shares(model)
+shared_units.forget_shares(model)
 
 class Parts(torch.nn.Module):
     def __init__(self):
@@ -987,7 +995,7 @@ class Watch:
 model = Parts()
 fully_shard(model, mesh=mesh)
 watch = Watch(model)
-collectives.watch_shared_out(model, watch)
+shared_units.watch_shared_out(model, watch)
 model(torch.randn(2, 4)).sum().backward()
 assert watch.seen == {"used.weight": True, "used.bias": True, "spare.weight": False, "spare.bias": False}
 assert all(weight.grad is not None and bool((weight.grad.to_local() == 0).all()) for weight in model.spare.parameters())
@@ -1007,7 +1015,7 @@ model, box = torch.nn.Sequential(Hidden()), {"x": torch.randn(2, 4)}
 fully_shard(model[0], mesh=mesh, reshard_after_forward=False)
 fully_shard(model, mesh=mesh, reshard_after_forward=False)
 watch = Watch(model)
-collectives.watch_shared_out(model, watch)
+shared_units.watch_shared_out(model, watch)
 model[0](box)
 box["x"].sum().backward()
 model[0]._get_fsdp_state()._fsdp_param_group.post_backward()
@@ -1058,7 +1066,7 @@ import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial
 from torch.distributed.tensor.parallel import parallelize_module
-from snugfit.private_torch import collectives
+from snugfit.private_torch import collectives, one_rank
 
 class Transposed(torch.nn.Module):
     def __init__(self, inputs, outputs):
@@ -1069,7 +1077,7 @@ class Transposed(torch.nn.Module):
     def forward(self, x):
         return torch.addmm(self.bias, x, self.weight)
 
-collectives.init_alone(2, 1, "cpu")
+one_rank.init_alone(2, 1, "cpu")
 mesh = init_device_mesh("cpu", (2,))
 columns, rows = collectives.styles_of_transposed()
 first, second = Transposed(4, 6), Transposed(6, 4)

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from snugfit.attributes import replaced
 from snugfit.fake_device.personality import DEVICE_TYPE
-from snugfit.private_torch import collectives
+from snugfit.private_torch import collectives, one_rank
 from snugfit.techniques.batches import tensors_in
 
 _cards: ContextVar[int | None] = ContextVar("cards", default=None)
@@ -26,12 +26,10 @@ def one_of(ranks: int, number: int, cards: int) -> Iterator[None]:
     if ranks == 1:
         yield
         return
-    collectives.init_alone(ranks, number, DEVICE_TYPE)
+    one_rank.init_alone(ranks, number, DEVICE_TYPE)
     before = _cards.set(cards)
     try:
-        with replaced(
-            [*collectives.meshes_with_numbers(), collectives.only_own_chunks(), collectives.shares_by_storage()]
-        ):
+        with replaced([*one_rank.meshes_with_numbers(), one_rank.only_own_chunks(), one_rank.shares_by_storage()]):
             yield
     finally:
         _cards.reset(before)

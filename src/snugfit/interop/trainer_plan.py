@@ -267,7 +267,7 @@ class _Search:
     def _simulate(self, changes: Mapping[str, Any]) -> Tried:
         from snugfit.interop.recorded_training import recorded_job
         from snugfit.planner.probe import NEED_WITHIN, no_speeds
-        from snugfit.recording.replay import Replays
+        from snugfit.recording.replays import Replays
         from snugfit.recording.tensor_bytes import TensorBytes
 
         try:
@@ -292,7 +292,7 @@ class _Search:
         )
 
     def _result(self, best: Tried, as_it_is: Tried, budget_bytes: int, margin_bytes: int) -> TrainerPlan:
-        from snugfit.simulator.prediction import assemble
+        from snugfit.simulator.assembly import assemble
 
         assert best.recording is not None and best.need_bytes is not None and best.step_seconds is not None
         arguments = copy.copy(self.args)

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from snugfit.operators.operator_costs import tensor_bytes
+from snugfit.operators.moved_again import tensor_bytes
 from snugfit.private_torch import collectives
 from snugfit.recording.operator_run import Collective, OperatorRun
 from snugfit.techniques.batches import tensors_in

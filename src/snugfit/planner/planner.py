@@ -30,7 +30,8 @@ from snugfit.planner.space import EVERYWHERE, SIZE, Space
 from snugfit.process_memory import free_host_bytes
 from snugfit.recipe import Recipe
 from snugfit.run import Run
-from snugfit.simulator.prediction import Estimate, assemble
+from snugfit.simulator.assembly import assemble
+from snugfit.simulator.prediction import Estimate
 from snugfit.simulator.subjects import Subject
 from snugfit.simulator.too_heavy import TooHeavyError
 from snugfit.techniques.batch_share import at_once, largest_share, sharers

@@ -24,7 +24,7 @@ from snugfit.recording.host_memory import machine_host_bytes
 from snugfit.recording.kernel_times import run_seconds
 from snugfit.recording.operator_run import OperatorRun
 from snugfit.recording.recording import Recording
-from snugfit.recording.replay import Replays
+from snugfit.recording.replays import Replays
 from snugfit.recording.tensor_bytes import TensorBytes
 from snugfit.report.waiting import waiting_for
 from snugfit.report.words import recipe_in_words

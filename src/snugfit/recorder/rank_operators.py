@@ -12,7 +12,7 @@ from snugfit import private_torch
 from snugfit.fake_device.accelerator import Stream
 from snugfit.fake_device.ranks import cards_of_machine, issued, runs_beside
 from snugfit.operators.collective_calls import gloo_bytes, run_of
-from snugfit.private_torch import collectives, dispatcher, fake_tensors
+from snugfit.private_torch import collectives, dispatcher, fake_tensors, shared_units
 from snugfit.private_torch.fake_tensors import FakeTensor
 from snugfit.recorder.storage_ledger import StorageLedger
 from snugfit.recording.trace_builder import TraceBuilder
@@ -57,7 +57,7 @@ class RankOperators:
         if namespace == collectives.COLLECTIVES:
             return self._collective(func, args)
         # Into the room that collected weights have while a unit runs; the name first, as asking loads torch's sharding.
-        if namespace == "fsdp" and func in collectives.gathering():
+        if namespace == "fsdp" and func in shared_units.gathering():
             self._ledger.claim(kwargs["out"], "weights")
         return NOT_OF_RANKS
 

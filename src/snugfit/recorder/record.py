@@ -23,8 +23,8 @@ from snugfit.recording.recording import Recording
 from snugfit.values.assumptions import Assumptions
 from snugfit.values.chance import Chance
 from snugfit.values.detector_counts import stated_counts
+from snugfit.values.given_arrays import arrays_given
 from snugfit.values.library_answers import library_answers
-from snugfit.values.read_values import arrays_given
 
 
 def record(

@@ -43,7 +43,7 @@ from snugfit.training.run_results import taken_in
 from snugfit.training.step import Trainer
 from snugfit.training.tuning import STEPS_EACH
 from snugfit.training.whole_weights import Weights, is_packed, write_together
-from snugfit.workloads.weights import fingerprint
+from snugfit.workloads.stored_weights import fingerprint
 from snugfit.workloads.weights_file import layout_of
 
 

@@ -16,8 +16,8 @@ from snugfit.workloads.data import Splits
 from snugfit.workloads.hf_files import holds_weights, stored_weights
 from snugfit.workloads.model_files import describe
 from snugfit.workloads.models import build_model, parse_model_args
+from snugfit.workloads.stored_weights import StoredShards, StoredWeights
 from snugfit.workloads.tasks import IMAGE_CLASSIFICATION, Task, classification_logits
-from snugfit.workloads.weights import StoredShards, StoredWeights
 
 
 def hub_name(request: Request) -> str | None:

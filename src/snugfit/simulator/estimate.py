@@ -19,8 +19,9 @@ from snugfit.recipe import Recipe
 from snugfit.recording.generations import GENERATIONS
 from snugfit.recording.recording import Recording
 from snugfit.run import Run
+from snugfit.simulator.assembly import assemble
 from snugfit.simulator.given_batches import NOT_GIVEN, given_batches
-from snugfit.simulator.prediction import Estimate, assemble
+from snugfit.simulator.prediction import Estimate
 from snugfit.simulator.request import NamedModel
 from snugfit.simulator.subjects import given_subject, named_subject, title_of
 from snugfit.techniques import left_to_the_loop

@@ -22,7 +22,7 @@ import torch
 
 from snugfit.errors import InputError, SnugfitError, SnugfitWarning
 from snugfit.fake_device.personality import Personality
-from snugfit.private_torch import collectives
+from snugfit.private_torch import shared_units
 from snugfit.recorder.captured import captured_tensors
 from snugfit.recorder.materialise import remembered, without_memory
 from snugfit.recorder.record import record
@@ -150,7 +150,7 @@ class Session(ABC):
         """Makes model and optimizers what they were when they came."""
         take_over(self.model)
         self._restore()
-        collectives.forget_shares(self.model)
+        shared_units.forget_shares(self.model)
 
     def captured(self) -> list[torch.Tensor]:
         """Returns the tensors that code holds besides model, batches and what is known."""

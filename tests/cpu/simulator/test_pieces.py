@@ -10,7 +10,8 @@ from snugfit.devices import device_named
 from snugfit.fake_device.personality import Personality
 from snugfit.recipe import Recipe
 from snugfit.recording.clock import clock
-from snugfit.recording.replay import Replays, replay
+from snugfit.recording.replay import replay
+from snugfit.recording.replays import Replays
 from snugfit.recording.trace import Repeat
 from snugfit.simulator import pieces
 from snugfit.simulator.given_training import record_given, simulate_training

@@ -15,7 +15,8 @@ import snugfit
 from snugfit import InputError, Recipe, SnugfitWarning
 from snugfit.techniques.base import WrappedForward
 from snugfit.techniques.blocks import find_blocks
-from snugfit.techniques.checkpoint.apply import Checkpointed, chosen_blocks
+from snugfit.techniques.checkpoint.apply import chosen_blocks
+from snugfit.techniques.checkpoint.checkpointed import Checkpointed
 
 
 def prepare(model, loss=cross_entropy, **fields):
