@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from snugfit.errors import in_words
 from snugfit.library_imports import importing
 
 
@@ -82,7 +83,7 @@ def _tell(module: str) -> Tried:
             library = importlib.import_module(module)
             return Tried(module, facts=_USES[module](library) if module in _USES else {})
     except Exception as error:
-        return Tried(module, " ".join(f"{type(error).__name__}: {error}".split()))
+        return Tried(module, in_words(error))
 
 
 if __name__ == "__main__":

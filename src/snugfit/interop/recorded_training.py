@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
-from snugfit.errors import InputError
+from snugfit.errors import InputError, in_words
 from snugfit.fake_device.personality import Personality
 from snugfit.recording.recording import Recording
 from snugfit.simulator.estimate import DeviceArgument, cards_of, estimated
@@ -74,7 +74,7 @@ def _sent(job: Job) -> bytes:
         path, found = skeleton.not_read(job)
         raise InputError(
             f"{path or 'something in the trainer'}, of type {type(found).__name__}, cannot be sent to the simulation "
-            f"({type(error).__name__}: {str(error)[:200]}). Make it where it is used, or leave it out of the trainer."
+            f"({in_words(error)}). Make it where it is used, or leave it out of the trainer."
         ) from error
 
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from snugfit import private_torch
+from snugfit.errors import in_words
 from snugfit.operators.operator_call import Call
 from snugfit.operators.operator_seconds import best_seconds
 from snugfit.private_torch.allocators import watched
@@ -86,7 +87,7 @@ def run(call: Call) -> Truth:
             try:
                 return _run(call, 1)
             except Exception as error:
-                raise CannotRun(f"{type(error).__name__}: {' '.join(str(error).split())[:200]}") from error
+                raise CannotRun(in_words(error)) from error
 
 
 def _run(call: Call, fill: int) -> Truth:

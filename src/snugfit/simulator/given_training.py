@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from snugfit.errors import SnugfitError, TrainingError
+from snugfit.errors import SnugfitError, TrainingError, message_of
 from snugfit.fake_device.personality import Personality
 from snugfit.fake_device.ranks import one_of
 from snugfit.phases import phase
@@ -43,7 +43,6 @@ from snugfit.training.evaluation import task_of
 from snugfit.training.given_optimizer import name_of
 from snugfit.training.prepare import prepare
 from snugfit.values.chance import Chance
-from snugfit.workers.failures import in_one_line
 from snugfit.workers.pool import Pool, shared_pool
 from snugfit.workload import Workload
 from snugfit.workloads.sparse_weights import check_sparse
@@ -277,7 +276,7 @@ class GivenTraining(Session):
         try:
             trainer = prepare(self.model, self.recipe.replace(microbatch_size=None), device="cpu", **single)
         except SnugfitError as error:
-            raise NotTried(f"it cannot be prepared on cpu ({in_one_line(error)})") from error
+            raise NotTried(f"it cannot be prepared on cpu ({message_of(error)})") from error
 
         def step(batch: Any) -> None:
             with contextlib.suppress(TrainingError):  # random weights may give an infinite loss; the step ran
