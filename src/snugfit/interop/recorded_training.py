@@ -49,12 +49,10 @@ class Job(Protocol):
         """Takes `STEPS` steps, with an evaluation between them where there is one; the weights are on the device."""
 
 
-def estimate_job(
-    job: Job, title: str, *, device: DeviceArgument, assume: AssumeArgument = None, pool: Pool | None = None
-) -> Estimate:
+def estimate_job(job: Job, title: str, *, device: DeviceArgument, assume: AssumeArgument = None) -> Estimate:
     """Predicts what a training takes, on a card by name, on cpu or on every card (None)."""
     record = functools.partial(record_job, _sent(job), assumptions_from(assume).completed(TAKEN))
-    return estimated(record, cards_of(device), None, title, pool or fresh_workers())
+    return estimated(record, cards_of(device), None, title, fresh_workers())
 
 
 def recorded_job(job: Job, personality: Personality, pool: Pool, assume: AssumeArgument = None) -> Recording:

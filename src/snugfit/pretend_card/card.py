@@ -163,7 +163,7 @@ class PretendCard(Recorder):  # type: ignore[no-untyped-call]
     def _collective(self, func: Any, args: Sequence[Any]) -> Any:
         """Queues a collective of the card's tensors; a host collective runs behind all queued ones."""
         if any(type(tensor) is FakeTensor for tensor in tensors_in(args)):
-            return self.ranks.issue(func, args, lambda: self._stream)
+            return self.ranks.issue(func, args, lambda: self._notes.stream)
         self.ranks.finish()
         return NOT_OF_RANKS
 
@@ -171,7 +171,7 @@ class PretendCard(Recorder):  # type: ignore[no-untyped-call]
         """Makes the host wait for the current stream; an error under `torch.cuda.set_sync_debug_mode("error")`."""
         if self.sync_debug_mode == "error":
             raise RuntimeError("called a synchronizing operation on the pretend card")
-        self.streams.finish(self.streams.mark(self._stream))
+        self.streams.finish(self.streams.mark(self._notes.stream))
 
     # -- the host's side
 
@@ -194,7 +194,7 @@ class PretendCard(Recorder):  # type: ignore[no-untyped-call]
 
     def _copy_to_host(self, host: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
         values = self.find(source)
-        self.streams.put(self._stream, lambda: host.copy_(values))
+        self.streams.put(self._notes.stream, lambda: host.copy_(values))
         if not (non_blocking and host.untyped_storage() in self._pinned):
             self.wait()
         return host
@@ -215,7 +215,7 @@ class PretendCard(Recorder):  # type: ignore[no-untyped-call]
         if work is not None:
             if torch.Tag.nondeterministic_seeded in func.tags:
                 work = self._with_numbers_drawn(work)
-            self.streams.put(self._stream, work)
+            self.streams.put(self._notes.stream, work)
         return result
 
     def _with_numbers_drawn(self, work: Any) -> Any:

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 
 from snugfit import private_torch
-from snugfit.fake_device.accelerator import Stream
-from snugfit.fake_device.ranks import cards_of_machine, issued, runs_beside
-from snugfit.operators.collective_calls import gloo_bytes, run_of
+from snugfit.fake_device.ranks import issued
+from snugfit.operators.collective_calls import gloo_bytes
 from snugfit.private_torch import collectives, dispatcher, fake_tensors, shared_units
 from snugfit.private_torch.fake_tensors import FakeTensor
+from snugfit.recorder.moment import Moment
+from snugfit.recorder.notes import Notes
 from snugfit.recorder.storage_ledger import StorageLedger
-from snugfit.recording.trace_builder import TraceBuilder
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter, FakeTensor)
 NOT_OF_RANKS = object()
@@ -24,23 +24,12 @@ NOT_OF_RANKS = object()
 class RankOperators:
     """The part of a recorder that answers operators of `torch.distributed`."""
 
-    _builder: TraceBuilder
     _ledger: StorageLedger
+    _moment: Moment
+    _notes: Notes
     _cuda: bool
-    _stream: int
-    _last_run: dict[int, int]
-    _waits: dict[int, list[int]]
-    _streams_of_groups: dict[str, int]
-
-    @property
-    def phase(self) -> str:
-        """The phase of the run."""
-        raise NotImplementedError
 
     def _also_inside(self) -> AbstractContextManager[None]:
-        raise NotImplementedError
-
-    def _where(self) -> str:
         raise NotImplementedError
 
     def _of_ranks(self, func: Any, types: Sequence[type], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -63,30 +52,8 @@ class RankOperators:
 
     def _collective(self, func: Any, args: Sequence[Any]) -> Any:
         """Records a collective: when it runs, on which stream, and who waits for it."""
-        module, current = self._where(), self._stream
-        if not self._cuda:
-            self._inside(gloo_bytes(func, args), str(func), module)
-        group = runs_beside(func, args)
-        stream = current
-        after = tuple(self._waits.pop(current, ()))
-        if group:
-            if group not in self._streams_of_groups:
-                self._streams_of_groups[group] = Stream().number
-            stream = self._streams_of_groups[group]
-            after = (*after, *((self._last_run[current],) if current in self._last_run else ()))
-        run = run_of(func, args, cards_of_machine(), module=module, phase=self.phase, stream=stream, after=after)
-        number = None
-        if run is not None:
-            number = self._last_run[stream] = self._builder.run(run._replace(at=len(self._builder)))
-
-        def waited() -> None:
-            if number is not None:
-                self._waits.setdefault(self._stream, []).append(number)
-
-        return issued(func, args, waited, beside=bool(group))
-
-    def _inside(self, size: int, operator: str, module: str) -> None:
-        """Records memory that is allocated and freed within one call."""
-        if size:
-            self._builder.workspace(size, operator=operator, module=module, phase=self.phase, stream=self._stream)
-            self._ledger.peak_bytes = max(self._ledger.peak_bytes, self._ledger.allocated_bytes + size)
+        module = self._moment.module()
+        if not self._cuda and (size := gloo_bytes(func, args)):
+            self._notes.inside(size, str(func), module)
+        waited, beside = self._notes.collective(func, args, module)
+        return issued(func, args, waited, beside=beside)

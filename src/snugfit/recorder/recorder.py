@@ -27,19 +27,19 @@ from snugfit.private_torch.fake_tensors import FakeTensor
 from snugfit.recorder import dispatch_plan
 from snugfit.recorder.captured import Captured
 from snugfit.recorder.claims import Claims
-from snugfit.recorder.dispatch_plan import OperatorPlan, OperatorPlans
+from snugfit.recorder.dispatch_plan import OperatorPlans
 from snugfit.recorder.fake_calls import LIFT, FakeCalls, is_mask, number_read, selects_by_masks, written_by
 from snugfit.recorder.module_path import ModulePath
+from snugfit.recorder.moment import Moment
+from snugfit.recorder.notes import Notes
 from snugfit.recorder.rank_operators import NOT_OF_RANKS, RankOperators
 from snugfit.recorder.sparse_gradients import refuse_sparse
 from snugfit.recorder.storage_ledger import StorageLedger
-from snugfit.recording.generations import CUBLAS, CardQuestions, cublas_workspace_bytes
-from snugfit.recording.operator_run import OperatorRun
+from snugfit.recording.generations import CardQuestions
 from snugfit.recording.trace import Trace
 from snugfit.recording.trace_builder import TraceBuilder
 from snugfit.techniques.batches import tensors_in
 from snugfit.techniques.held_values import held_values
-from snugfit.values import fake_failure
 from snugfit.values.assumptions import Assumptions
 from snugfit.values.known_values import follow
 from snugfit.values.read_values import KNOWING, ReadValues
@@ -49,7 +49,6 @@ _add, _add_ = _aten.add.Tensor, _aten.add_.Tensor
 _device = torch.ops.prim.device.default
 _item = _aten._local_scalar_dense.default
 _equal = _aten.equal.default
-_FORWARD, _BACKWARD, _OPTIMIZER = "forward", "backward", "optimizer"
 _OF_OTHERS: dict[Any, Callable[..., Any]] = {
     torch.ops.aten.scaled_dot_product_attention.default: attention_kernels.attention,
     torch.ops.aten._native_multi_head_attention.default: multihead_kernels.attention,
@@ -91,14 +90,9 @@ class Recorder(RankOperators, DirectMode):
         """Answers to questions about values."""
         self._factory = fake_tensors.FakeFactory(fake_tensors.new_fake_mode())
         self._calls = FakeCalls(self._factory, self.values, self.card, cuda=self._cuda)
-        self._state = _FORWARD
-        self._marks: list[str] = []
-        self._stream = 0
-        self._last_run: dict[int, int] = {}
-        self._streams_of_groups = {}
-        self._waits: dict[int, list[int]] = {}
-        self._library_workspaces: set[tuple[bool, int]] = set()
         self._claims = Claims(self._ledger, self.modules)
+        self._moment = Moment(self.modules, self._claims, self._ledger, self._builder)
+        self._notes = Notes(self._moment, self._ledger, self._builder, self.card, on_card=self._cuda)
         self._entered = ExitStack()
         self._captured = Captured(self._factory, personality.device, ())
         self._among_ranks = collectives.knows_groups()
@@ -113,7 +107,7 @@ class Recorder(RankOperators, DirectMode):
         """Starts to record."""
         told = {
             "observer": self._on_backend,
-            "memory": self._memory,
+            "memory": self._notes.memory,
             "of_card": self.card.ask,
             "current": backend.current,
         }
@@ -160,7 +154,7 @@ class Recorder(RankOperators, DirectMode):
 
         `tensor`: a real host tensor, such as a copy of the random state.
         """
-        self._ledger.see(tensor, operator="", module=self._where(), phase=self.phase, stream=self._stream)
+        self._notes.storage(tensor, self._moment.module())
 
     def host_pool(self) -> AbstractContextManager[None]:
         """Returns a context in which new tensors count as host memory, even in a run on cpu."""
@@ -168,26 +162,16 @@ class Recorder(RankOperators, DirectMode):
 
     def on_phase(self, name: str, entered: bool) -> None:
         """Takes a mark of `snugfit.phases`."""
-        if entered:
-            self._marks.append(name)
-        elif self._marks:
-            if name == _BACKWARD:
-                self._claims.gradients()
-            elif name == _OPTIMIZER:
-                self._claims.states()
-                self._ledger.claim_left_by_optimizer()
-            self._marks.pop()
-        self._builder.mark(name, entered, self.step)
+        self._moment.mark(name, entered, self.step)
+
+    def _on_backend(self, what: str, stream: int, value: Any) -> Any:
+        """Takes down what was asked of `torch.sim`; a pretend card does it."""
+        return self._notes.on_backend(what, stream, value)
 
     @property
     def events(self) -> int:
         """How many events were recorded so far."""
         return len(self._builder)
-
-    @property
-    def phase(self) -> str:
-        """The phase of the run: as marked, else as autograd and the optimizer show it."""
-        return self._marks[-1] if self._marks else self._state
 
     @property
     def processor(self) -> str | None:
@@ -222,7 +206,7 @@ class Recorder(RankOperators, DirectMode):
         else:
             func = in_place_of(func, args)
         kwargs = kwargs or {}
-        module = self._where()
+        module = self._moment.module()
         if self._captured.unused:
             self._take_captured(args, kwargs, module)
         known = self._plans.get(func)
@@ -234,7 +218,7 @@ class Recorder(RankOperators, DirectMode):
             if plan is not None:
                 result, fresh = dispatch_plan.follow(plan, found[1], self._factory)
                 if fresh or plan.cost.kernels:
-                    self._note(plan, fresh, module)
+                    self._notes.operator(plan, fresh, module)
                     if known.knows:
                         self._know(func, args, found[1], fresh)
                 follow(func, args, kwargs, found[1], result)
@@ -265,7 +249,7 @@ class Recorder(RankOperators, DirectMode):
         """Counts a captured tensor from its first use on."""
         used = self._captured.used(tensors_in((*args, *kwargs.values())))
         for tensor in used:
-            self._ledger.see(tensor, operator="", module=module, phase=self.phase, stream=self._stream)
+            self._notes.storage(tensor, module)
         self._ledger.claim(used, "weights")
 
     def _work_out(
@@ -282,7 +266,7 @@ class Recorder(RankOperators, DirectMode):
         sizes = [tensor.untyped_storage().nbytes() for tensor in written]
         if func is _item:
             if self._cuda and tensors[0].device.type == DEVICE_TYPE:
-                self._note(number_read(tensors[0]), (), module)
+                self._notes.operator(number_read(tensors[0]), (), module)
             return self.values.number(tensors[0], module)
         if self._captured.has_numbers and self._cuda and any(t.device.type == DEVICE_TYPE for t in tensors):
             args = self._captured.on_device(args)
@@ -311,7 +295,7 @@ class Recorder(RankOperators, DirectMode):
             outputs = dispatch_plan.outputs_of(result, found[1])
             if outputs is not None:
                 self._plans[func].plans[found[0]] = plan._replace(outputs=outputs[0], shape=outputs[1])
-        self._note(plan, fresh, module)
+        self._notes.operator(plan, fresh, module)
         if func in KNOWING:
             self._know(func, call.args, tensors, fresh)
         follow(func, args, kwargs, tensors, result)
@@ -331,69 +315,6 @@ class Recorder(RankOperators, DirectMode):
                 places += _aten.nonzero.default(index).unbind(1) if is_mask(index) else [index]
             return func(args[0], places, *args[2:], **kwargs)
 
-    # -- taking down
-
-    def _where(self) -> str:
-        """Returns the running module, and notices whether this is forward, backward or the optimizer."""
-        node = private_torch.current_node()
-        stack = self.modules.stack
-        if self._claims.in_optimizer:
-            state = _OPTIMIZER
-        # A module that runs inside of backward is being computed again: that is forward.
-        elif stack or node is None:
-            state = _FORWARD
-        else:
-            state = _BACKWARD
-        if state is not self._state:
-            self._change(state, node is not None)
-        if stack:
-            return stack[-1]
-        return self.modules.of_node(node) if node is not None else ""
-
-    def _change(self, state: str, in_backward: bool) -> None:
-        ledger = self._ledger
-        if state is _BACKWARD:
-            ledger.epoch += 1
-        elif self._state is _BACKWARD and not in_backward:
-            self._claims.gradients()
-        ledger.forward = state is _FORWARD
-        self._state = state
-
-    def _note(self, plan: OperatorPlan, fresh: Sequence[torch.Tensor], module: str) -> None:
-        """Records an operator: its new storages, the memory inside it, its cost."""
-        name, stream = plan.name, self._stream
-        phase = self._marks[-1] if self._marks else self._state
-        cost = plan.cost
-        if cost.product and self._cuda and plan.device == "device":
-            self._library_workspace(phase)
-        if plan.order and len(plan.order) == len(fresh):
-            fresh = [fresh[number] for number in plan.order]
-        line = fake_failure.place_outside() if fresh and self._state is _FORWARD else ""
-        seen = 0
-        # In the order of the device: `results` new tensors are there when a workspace is taken.
-        for size, results, by_generation in plan.workspaces:
-            for tensor in fresh[seen:results]:
-                self._ledger.see(tensor, operator=name, module=module, phase=phase, stream=stream, line=line)
-            seen = max(seen, results)
-            self._builder.workspace(
-                size, operator=name, module=module, phase=phase, stream=stream, by_generation=by_generation
-            )
-            self._ledger.peak_bytes = max(self._ledger.peak_bytes, self._ledger.allocated_bytes + size)
-        for tensor in fresh[seen:]:
-            self._ledger.see(tensor, operator=name, module=module, phase=phase, stream=stream, line=line)
-        if not cost.kernels:
-            return
-        in_fp32 = cost.flops and self._cuda and cost.dtype == "float32"
-        if in_fp32 and private_torch.rounds_to_tf32(name, bool(cost.product)):
-            cost = cost._replace(dtype="tf32")
-        after = tuple(self._waits.pop(stream)) if stream in self._waits else ()
-        run = OperatorRun(
-            operator=name, module=module, phase=phase, device=plan.device, stream=stream, after=after,
-            blocking=plan.blocking, at=len(self._builder), seconds=plan.seconds,
-            line=fake_failure.place_outside() if plan.blocking else "", **cost._asdict(),
-        )  # fmt: skip
-        self._last_run[stream] = self._builder.run(run)
-
     def _know(
         self, func: Any, args: Sequence[Any], sources: Sequence[torch.Tensor], copies: Sequence[torch.Tensor]
     ) -> None:
@@ -403,31 +324,3 @@ class Recorder(RankOperators, DirectMode):
         if self._ledger.category(sources[0]) == "inputs":
             self._ledger.claim(copies, "inputs")
         self.values.carry(func, args, sources, copies)
-
-    def _library_workspace(self, phase: str) -> None:
-        """Records cuBLAS's workspace: taken at a thread's first product on a stream (ours, autograd's), never freed."""
-        key = (private_torch.current_node() is not None, self._stream)
-        if key not in self._library_workspaces:
-            self._library_workspaces.add(key)
-            size = cublas_workspace_bytes(self.card.own)
-            self._builder.alloc(size, category="temporaries", operator=CUBLAS, phase=phase, stream=self._stream)
-            self._ledger.grow(size)
-
-    def _memory(self) -> tuple[int, int]:
-        """Allocated memory as a script asks for it, with cuBLAS's workspace as large as on this card."""
-        self.card.leave_out()
-        return self._ledger.allocated_bytes, self._ledger.peak_bytes
-
-    # -- streams
-
-    def _on_backend(self, what: str, stream: int, value: Any) -> Any:
-        """Records what was asked of `torch.sim`: streams, events, the cache."""
-        if what == "stream":
-            self._stream = stream
-        elif what == "event":
-            return self._last_run.get(stream)
-        elif what == "wait":
-            self._waits.setdefault(stream, []).append(value)
-        elif what == "empty_cache":
-            self._builder.empty_cache()
-        return None

@@ -45,11 +45,11 @@ class ScriptRecorder(Recorder):  # type: ignore[no-untyped-call]
         if not _stays_real(func, args, kwargs, given):
             return super().__torch_dispatch__(func, types, _by_positions(func, args), kwargs)
         result = func(*args, **kwargs)
-        module = self._where()
+        module = self._moment.module()
         known = {part.untyped_storage()._cdata for tensor in given for part in _dense(tensor)}
         made = [part for tensor in tensors_in((result,)) for part in _dense(tensor)]
         for tensor in new_tensors(made, known):
-            self._ledger.see(tensor, operator=str(func), module=module, phase=self.phase, stream=self._stream)
+            self._notes.storage(tensor, module, str(func))
         return result
 
 
