@@ -27,7 +27,7 @@ from snugfit.workloads.stored_weights import StoredWeights
 from snugfit.workloads.weights_file import layout_of, save_tensors
 
 if TYPE_CHECKING:
-    from snugfit.training.step import Trainer
+    from snugfit.training.trainer import Trainer
 
 SUFFIX = ".safetensors"
 Arriving = Iterator[dict[str, Any]]
