@@ -29,11 +29,11 @@ from torch import Tensor, nn
 
 from snugfit.errors import InputError
 from snugfit.techniques.batches import LossWeight, Split, batch_length, loss_weights
+from snugfit.techniques.reachable import captured_modules
 from snugfit.training import random_state
 from snugfit.training.out_of_memory import is_out_of_memory, release_traceback
 from snugfit.training.separation_verdict import Separation
 from snugfit.training.untouched import untouched
-from snugfit.workloads.captured_modules import captured_modules
 from snugfit.workloads.tasks import shifted_labels
 from snugfit.workloads.traits import draws_masks, uses_batch_statistics
 

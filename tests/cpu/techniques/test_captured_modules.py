@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import snugfit
-from snugfit.workloads.captured_modules import captured_modules
+from snugfit.techniques.reachable import captured_modules
 from snugfit.workloads.traits import model_traits
 
 BATCH = torch.randn(16, 8), torch.arange(16) % 3
