@@ -40,20 +40,6 @@ CASES = {
 }
 
 
-@pytest.fixture(scope="module")
-def two():
-    ranks = Ranks(2)
-    yield ranks
-    ranks.end()
-
-
-@pytest.fixture(scope="module")
-def four():
-    ranks = Ranks(4)
-    yield ranks
-    ranks.end()
-
-
 @pytest.fixture
 def eight():
     ranks = Ranks(8)
