@@ -12,10 +12,10 @@ from snugfit.errors import InputError, note
 LAYERS_WITH_CLASSES = (torch.nn.Linear, torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d)
 
 
-def _heads_of_other_classes(
+def heads_of_other_classes(
     model: torch.nn.Module, resized: Sequence[str], shapes: Mapping[str, tuple[int, ...]]
 ) -> dict[str, tuple[int, int]]:
-    """Head name -> (classes in the file, in the model), if that explains all shapes that differ.
+    """Returns head name -> (classes in the file, in the model), if that explains all shapes that differ.
 
     Heads are Linear or Conv layers whose outputs are as many as the model's classes and, in the file, as many as the
     file's; the model's last such layer must be one of them. Several are auxiliary heads.
@@ -52,7 +52,7 @@ def replace_heads(model: torch.nn.Module, old_classes: int, classes: int, *, ori
         model.set_submodule(name, _like(head, classes))
     if getattr(model, "num_classes", None) == old_classes:
         model.num_classes = classes  # type: ignore[assignment]
-    note(_head_note(dict.fromkeys(heads, (old_classes, classes)), origin))
+    note(head_note(dict.fromkeys(heads, (old_classes, classes)), origin))
 
 
 def outputs_of(layer: torch.nn.Module) -> int:
@@ -73,6 +73,7 @@ def _like(layer: torch.nn.Module, outputs: int) -> torch.nn.Module:
     return fresh
 
 
-def _head_note(heads: Mapping[str, tuple[int, int]], origin: str) -> str:
+def head_note(heads: Mapping[str, tuple[int, int]], origin: str) -> str:
+    """Returns what is said of fresh heads; `origin` names the weights."""
     old, new = next(iter(heads.values()))
     return f"head {', '.join(heads)}: fresh values for {new} classes; {origin} has {old}."

@@ -15,7 +15,7 @@ import torch
 from snugfit.errors import InputError, listed, note
 from snugfit.techniques.adapter.layers import adapter_record
 from snugfit.techniques.init.late import await_values
-from snugfit.workloads.heads import _head_note, _heads_of_other_classes
+from snugfit.workloads.heads import head_note, heads_of_other_classes
 from snugfit.workloads.hf_conversion import Source
 from snugfit.workloads.stored_weights import StoredShards, StoredWeights
 
@@ -89,10 +89,10 @@ def match_weights(model: torch.nn.Module, stored: StoredWeights) -> dict[str, st
     missing = [name for name, source in found.items() if source is None]
     unexpected = [name for name in stored.shapes if name not in state]
     resized = [name for name, source in found.items() if source and stored.shapes[source] != tuple(state[name].shape)]
-    heads = _heads_of_other_classes(model, resized, stored.shapes)
+    heads = heads_of_other_classes(model, resized, stored.shapes)
     if not missing and not unexpected and (heads or not resized):
         if heads:
-            note(_head_note(heads, str(stored.path)))
+            note(head_note(heads, str(stored.path)))
         return {name: None if name in resized else source for name, source in found.items()}
     parts = []
     if missing:
