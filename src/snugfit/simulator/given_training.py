@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from snugfit.errors import SnugfitError, TrainingError, message_of
+from snugfit.errors import SnugfitError, TrainingError, in_words, message_of
 from snugfit.fake_device.personality import Personality
 from snugfit.fake_device.ranks import one_of
 from snugfit.phases import phase
@@ -96,7 +96,7 @@ def record_given(
         return GivenTraining(model, batch, arguments, recipe, personality, **how).whole()
     except Exception as error:  # compilers raise what they like; what is wrong with the request fails eagerly, too
         cause = error.__cause__ or error
-        reason = f"{type(cause).__name__}: {' '.join(str(cause).split())[:300].rstrip('.')}"
+        reason = in_words(cause)
         del cause
     gc.collect()
     recording = GivenTraining(*request, eager_of(recipe), personality, **how).whole()
