@@ -16,7 +16,7 @@ from datetime import timedelta
 from typing import Any, TypeVar
 
 from snugfit.device_kinds import CPU, CUDA, REHEARSE, default_device
-from snugfit.errors import InputError, option
+from snugfit.errors import InputError, message_of, option
 from snugfit.runs import others
 from snugfit.runs.processes import DEFAULT_TIMEOUT
 from snugfit.runs.standing import Rank, by_elastic, where_to_meet
@@ -102,7 +102,7 @@ def _store(rank: Rank, rdzv: str | None, timeout: float) -> Any:
             lambda: store(host, port, rank.count, rank.number == 0, timeout=wait, wait_for_workers=False), timeout
         )
     except (RuntimeError, ValueError) as error:
-        cause = " ".join(str(error).split())[:200].rstrip(".")
+        cause = message_of(error)
         if rank.number == 0:
             raise InputError(
                 f"process 0 of {rank.count} cannot listen at {where}: {cause}. Give another port "

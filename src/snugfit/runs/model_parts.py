@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from snugfit.errors import InputError, SnugfitError
+from snugfit.errors import InputError, SnugfitError, message_of
 from snugfit.recorder.materialise import without_memory
 from snugfit.runs.request import Request
 from snugfit.techniques.batches import map_tensors
@@ -88,7 +88,7 @@ def check_sample(request: Request, data: Splits, task: Task, model_args: Mapping
             batch = data.train.batch([0])
         except RuntimeError as error:  # no memory for one image
             raise InputError(
-                f"an image of {data.name} cannot be made: {' '.join(str(error).split())}. Give a smaller --image-size."
+                f"an image of {data.name} cannot be made: {message_of(error)}. Give a smaller --image-size."
             ) from error
         given = f"an image of {data.name}, shape {list(batch[0].shape[1:])}"
         todo = "Give --image-size, --model-arg, or a model for such images."

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from snugfit.attributes import attributes_set
-from snugfit.errors import InputError, in_words
+from snugfit.errors import InputError, in_words, message_of
 from snugfit.library_imports import needed
 from snugfit.workloads.hf_files import quiet
 from snugfit.workloads.text.stored import Column, StoredColumn, opened, shown
@@ -199,7 +199,7 @@ def _read_parquet(path: Path) -> Table:
                 yield one
         except (OSError, arrow.ArrowException) as error:
             raise InputError(
-                f"data file {str(path)!r} cannot be read as parquet: {' '.join(str(error).split())[:200]}. It is damaged, "
+                f"data file {str(path)!r} cannot be read as parquet: {message_of(error)}. It is damaged, "
                 "cut short, or another kind of file."
             ) from error
 
