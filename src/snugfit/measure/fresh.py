@@ -97,6 +97,7 @@ def run_json(
     on_line: Callable[[str], None] | None = None,
     module: str = "snugfit",
     environment: Mapping[str, str] | None = None,
+    tuned: bool = True,
 ) -> dict[str, Any]:
     """Runs a snugfit command in a fresh process and returns its JSON document.
 
@@ -108,6 +109,7 @@ def run_json(
         on_line: Gets each line of the command's stderr, on another thread; None: it goes to stderr.
         module: The module that is run; another than snugfit must understand `--json` as it does.
         environment: What its environment has beside this process's own.
+        tuned: Whether its memory can be read to the byte; small tensors are slower then.
 
     Returns:
         The document on the command's stdout.
@@ -116,7 +118,7 @@ def run_json(
         CommandError: The command failed, was killed, took too long, or wrote no JSON.
     """
     command = [sys.executable, "-m", module, *argv, "--json"]
-    variables = {**os.environ, **TUNED_ENVIRONMENT, **(environment or {})}
+    variables = {**os.environ, **(TUNED_ENVIRONMENT if tuned else {}), **(environment or {})}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=variables)
     assert process.stdout is not None and process.stderr is not None
     lines: collections.deque[str] = collections.deque(maxlen=_KEPT_LINES)
