@@ -25,7 +25,7 @@ from snugfit.devices import device_named
 from snugfit.fake_device.personality import Personality
 from snugfit.recipe import Recipe
 from snugfit.recording.recording import Recording
-from snugfit.simulator.prediction import assemble
+from snugfit.simulator.assembly import assemble
 from snugfit.simulator.request import NamedModel
 from snugfit.simulator.subjects import named_subject
 from snugfit.workers.pool import Pool

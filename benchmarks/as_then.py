@@ -9,7 +9,7 @@ import torch
 from benchmarks.recorded_calls import Call
 from snugfit.devices import Device
 from snugfit.recording.kernel_times import MEMORY_SHARE
-from snugfit.recording.trace import OperatorRun
+from snugfit.recording.operator_run import OperatorRun
 
 CASTS_THEN = ("1.10", "1.11", "1.12")
 BLOCK_BANDWIDTH = {

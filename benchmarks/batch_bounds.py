@@ -19,7 +19,7 @@ from benchmarks.published_times import CARD, image_size
 from snugfit.devices import device_named
 from snugfit.errors import SnugfitError
 from snugfit.fake_device.personality import Personality
-from snugfit.recording.replay import Replays
+from snugfit.recording.replays import Replays
 from snugfit.simulator.own_step import simulate_step
 from snugfit.units import MIB
 from snugfit.workers.pool import Pool

@@ -136,7 +136,7 @@ def parts_of(name: str) -> dict[str, float]:
 
     late_compiler.load_late()
     load_libraries_late()
-    from snugfit.fake_device import registration
+    from snugfit.recorder import registration
     from snugfit.simulator import session
 
     registration.register()
@@ -155,7 +155,7 @@ def parts_of(name: str) -> dict[str, float]:
     import pickle
 
     from snugfit.fake_device.personality import Personality
-    from snugfit.simulator.prediction import assemble
+    from snugfit.simulator.assembly import assemble
     from snugfit.simulator.subjects import named_subject
 
     subject, kind = named_subject(named, workload), Personality(capability=(8, 0))

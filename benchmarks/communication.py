@@ -30,7 +30,7 @@ from benchmarks.clock_fit import table
 from snugfit.devices import Device, device_named
 from snugfit.recording import communication
 from snugfit.recording.communication import SHARES, SHORT_STEP_SECONDS, collective_seconds
-from snugfit.recording.trace import Collective
+from snugfit.recording.operator_run import Collective
 
 A100, H100, A6000 = map(device_named, ("a100-80gb", "h100-80gb", "rtx-a6000"))
 BRIDGED = dataclasses.replace(A100, peer_cards=2)

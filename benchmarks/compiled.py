@@ -23,7 +23,7 @@ from torch import nn
 
 from benchmarks.cpu_truth import Case, measured, predicted
 from benchmarks.results_file import RESULTS, write
-from snugfit.measure.processor import this_processor
+from snugfit.processor import this_processor
 from snugfit.recipe import Recipe
 from snugfit.workers.pool import Pool
 

@@ -22,7 +22,7 @@ import snugfit
 from benchmarks.held_out import take_course
 from snugfit.fake_device.personality import Personality
 from snugfit.measure.allocator_events import AllocatorEvents, warm_up
-from snugfit.measure.processor import this_processor
+from snugfit.processor import this_processor
 from snugfit.recipe import Recipe
 from snugfit.recording.trace import ALLOC, FREE, RESIZE, WORKSPACE, Trace
 from snugfit.simulator.given_training import simulate_training

@@ -30,7 +30,8 @@ from torch import nn
 
 import snugfit
 from benchmarks.results_file import write
-from snugfit.interop.deepspeed_config import Wanted, deepspeed_export
+from snugfit.interop.deepspeed_config import deepspeed_export
+from snugfit.interop.deepspeed_wanted import Wanted
 from snugfit.recipe import Recipe
 from snugfit.run import Run
 from snugfit.workload import Workload

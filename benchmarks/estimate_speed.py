@@ -38,7 +38,7 @@ from llama_shapes import LLAMA_8B, LLAMA_70B
 from results_file import RESULTS, machine, write
 from snugfit.recipe import Recipe
 from snugfit.recording.replay import replay
-from snugfit.recording.trace import TraceBuilder
+from snugfit.recording.trace_builder import TraceBuilder
 from snugfit.simulator.estimate import estimate_named
 from snugfit.simulator.request import NamedModel
 from snugfit.workers.pool import Pool

@@ -28,7 +28,8 @@ from benchmarks.published_steps import lambdas
 from benchmarks.real_sequences import LARGE, MEDIUM, Case, simulated
 from snugfit.errors import SnugfitError
 from snugfit.fake_device.personality import Personality
-from snugfit.recording.replay import Player, Replays
+from snugfit.recording.replay import Player
+from snugfit.recording.replays import Replays
 from snugfit.recording.trace import Trace
 from snugfit.simulator.own_step import simulate_step
 from snugfit.units import MIB

@@ -35,8 +35,8 @@ from torch import nn
 
 from benchmarks.real_sequences import LARGE, VOCABULARY
 from benchmarks.results_file import RESULTS, write
+from snugfit.attributes import replaced
 from snugfit.fake_device.personality import Personality
-from snugfit.fake_device.replaced import replaced
 from snugfit.recipe import Recipe
 from snugfit.recording.allocator import AllocatorConfig
 from snugfit.recording.recording import Recording

@@ -41,7 +41,7 @@ from snugfit.errors import SnugfitError
 from snugfit.fake_device.personality import Personality
 from snugfit.recording.clock import clock
 from snugfit.recording.kernel_times import run_seconds
-from snugfit.recording.trace import OperatorRun
+from snugfit.recording.operator_run import OperatorRun
 
 CARD = "rtx-3090"
 TIMM, LAMBDA = "huggingface/pytorch-image-models", "lambdal/deeplearning-benchmark"

@@ -12,7 +12,7 @@ import sys
 from contextlib import ExitStack
 from pathlib import Path
 
-from snugfit.fake_device.replaced import replaced
+from snugfit.attributes import replaced
 from snugfit.simulator.harmless import harmless
 from snugfit.simulator.own_script import WatchedScript
 from snugfit.simulator.script import as_main

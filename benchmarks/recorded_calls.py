@@ -13,11 +13,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from snugfit.fake_device import fake_calls, registration
-from snugfit.fake_device.operator_costs import OperatorCost, cost_of
 from snugfit.fake_device.personality import Personality
+from snugfit.operators.operator_costs import OperatorCost, cost_of
+from snugfit.recorder import fake_calls, registration
 from snugfit.recording.clock import runs_of_step
-from snugfit.recording.trace import OperatorRun, Trace
+from snugfit.recording.operator_run import OperatorRun
+from snugfit.recording.trace import Trace
 from snugfit.simulator.own_step import record_step
 
 

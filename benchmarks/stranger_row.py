@@ -27,10 +27,10 @@ from benchmarks.stranger_cases.adopted import CASES, Adopted, Case
 from benchmarks.stranger_cases.sources import put_on_path
 from benchmarks.zoo_row import FOLDER, difference, one_line, or_the_smallest, serve
 from snugfit.errors import SnugfitError
-from snugfit.fake_device.read_values import ANSWER
 from snugfit.measure.allocator_events import AllocatorEvents, warm_up
 from snugfit.private_torch import TorchDispatchMode
 from snugfit.techniques.batches import map_tensors
+from snugfit.values.read_values import ANSWER
 from snugfit.workers.pool import Pool
 
 STEPS = 12

@@ -19,7 +19,7 @@ from unittest import mock
 from benchmarks.gpu.part import Place
 from benchmarks.results_file import write
 from snugfit.recording.cpu_clock import HostSpeeds
-from snugfit.recording.trace import OperatorRun
+from snugfit.recording.operator_run import OperatorRun
 
 TOO_FAST = 3.0
 
@@ -36,8 +36,8 @@ class WrongSpeeds(HostSpeeds):
 
 def wrong_speeds() -> WrongSpeeds:
     """Returns the speeds of this machine, made wrong."""
-    from snugfit.measure.host_speeds import measured_speeds
-    from snugfit.measure.processor import this_processor
+    from snugfit.operators.host_speeds import measured_speeds
+    from snugfit.processor import this_processor
 
     right = measured_speeds(this_processor().threads)
     return WrongSpeeds(**{field.name: getattr(right, field.name) for field in dataclasses.fields(HostSpeeds)})
@@ -52,7 +52,7 @@ def row(name: str, *, right: bool) -> dict[str, Any]:
     place = Place(kind="cpu", card="cpu", torch_version=torch.__version__)
     if right:
         return plans.measure(name, place)
-    with mock.patch("snugfit.measure.host_speeds.host_speeds", wrong_speeds):
+    with mock.patch("snugfit.operators.host_speeds.host_speeds", wrong_speeds):
         return plans.measure(name, place)
 
 

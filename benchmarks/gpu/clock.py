@@ -2,7 +2,7 @@
 
 The time of one recomputed block is that of a step with all blocks checkpointed less that of a plain one, over the number of
 blocks. The constants are those of `devices.yaml` and `recording/clock.py`, measured again on this card; on a CPU they are
-what `measure/host_speeds.py` measures, and the link to the host is left out.
+what `operators/host_speeds.py` measures, and the link to the host is left out.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def _median(values: Sequence[float | None]) -> float | None:
 def _predicted(runs: Sequence[TrainingRun], place: Place) -> list[float | None]:
     """Seconds of the last step of each run."""
     from benchmarks.gpu.training_run import card_of, record
-    from snugfit.measure.host_speeds import host_speeds
+    from snugfit.operators.host_speeds import host_speeds
     from snugfit.recording.clock import clock
     from snugfit.recording.cpu_clock import cpu_clock
     from snugfit.workers.pool import Pool

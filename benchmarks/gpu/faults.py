@@ -16,7 +16,7 @@ from benchmarks.gpu.part import Case, Part, Place
 if TYPE_CHECKING:
     import torch
 
-    from snugfit.training.step import Trainer
+    from snugfit.training.trainer import Trainer
 
 STEPS = 4
 LARGE, SMALL = {"side": 64, "width": 128, "layers": 4, "batch": 32}, {"side": 32, "width": 64, "layers": 3, "batch": 16}

@@ -55,7 +55,7 @@ def outcome_of(part: Part, name: str, place: Place, lock: Path | None = None) ->
     import torch
 
     from snugfit.errors import InputError, SnugfitWarning
-    from snugfit.measure.process_memory import keep_freed_memory
+    from snugfit.process_memory import keep_freed_memory
 
     warnings.simplefilter("ignore", SnugfitWarning)
     if place.kind == "cpu" and not part.timed:

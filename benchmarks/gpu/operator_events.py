@@ -18,10 +18,11 @@ from typing import Any
 import torch
 
 from snugfit import phases, private_torch
-from snugfit.measure.module_path import ModulePath
-from snugfit.private_torch import DirectMode, current_node, summed_in_place
+from snugfit.private_torch import DirectMode, current_node
+from snugfit.private_torch.backward_in_place import summed_in_place
 from snugfit.profiler.temporaries import MARK_BYTES
 from snugfit.profiler.truth import CpuTruth, CudaTruth
+from snugfit.recorder.module_path import ModulePath
 from snugfit.recording.trace import ALLOC, FREE, MARK, WORKSPACE, Trace
 
 _NO_PHASE = ""

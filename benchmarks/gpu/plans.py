@@ -228,7 +228,7 @@ def _that_fit(
     """Other recipes whose simulation fits the budget, spread over those that need much and little of it."""
     from benchmarks.gpu.training_run import card_of, record
     from snugfit.errors import SnugfitError
-    from snugfit.measure.host_speeds import host_speeds
+    from snugfit.operators.host_speeds import host_speeds
     from snugfit.recording.clock import clock
     from snugfit.recording.cpu_clock import cpu_clock
     from snugfit.recording.replay import replay

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from snugfit.training.apply import Applied, apply
     from snugfit.training.ema import AveragedWeights
     from snugfit.training.prepare import prepare
-    from snugfit.training.step import Trainer
+    from snugfit.training.trainer import Trainer
 
 __version__ = "0.1.0"
 

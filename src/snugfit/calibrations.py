@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from snugfit.atomic_file import replaced_file
-from snugfit.errors import InputError, warn
+from snugfit.errors import InputError, in_words, warn
 
 FORMAT = 7
 """Changes when what is measured, or how, changes: older files are then not found."""
@@ -44,7 +44,7 @@ def kept(identity: Mapping[str, Any]) -> dict[str, Any] | None:
     except (FileNotFoundError, NotADirectoryError, RuntimeError):
         return None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        problem = f"{type(error).__name__}: {error}"
+        problem = in_words(error)
     warn(f"the calibration in {path} cannot be used ({problem}) and is ignored; `snugfit calibrate` makes it anew.")
     return None
 

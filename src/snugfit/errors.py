@@ -167,6 +167,16 @@ def note(text: str) -> None:
     logging.getLogger("snugfit").info("%s", text)
 
 
+def in_words(error: BaseException) -> str:
+    """Returns the class and the message of anybody's error in one line."""
+    return f"{type(error).__name__}: {message_of(error)}".rstrip(": ")
+
+
+def message_of(error: BaseException) -> str:
+    """Returns an error's message in one line, cut where it is long."""
+    return " ".join(str(error).split())[:400].rstrip(".")
+
+
 def listed(names: Iterable[str], most: int = 4) -> str:
     """Returns the first of some names, and how many more there are."""
     every = list(names)

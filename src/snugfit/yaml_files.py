@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from snugfit.errors import InputError
+from snugfit.errors import InputError, message_of
 
 
 def read_table(name: str) -> dict[str, Any]:
@@ -49,7 +49,7 @@ def read_yaml(path: str | Path, what: str, *, example: str) -> dict[str, Any]:
         place = f", line {mark.line + 1}" if mark is not None else ""
         raise InputError(f"{named}{place} is not YAML: {error.problem or error.context}. {todo}") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # a date of month 13 is a ValueError
-        raise InputError(f"{named} is not YAML: {' '.join(str(error).split())}. {todo}") from error
+        raise InputError(f"{named} is not YAML: {message_of(error)}. {todo}") from error
     if given is None:
         return {}
     if not isinstance(given, dict):

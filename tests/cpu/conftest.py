@@ -131,6 +131,26 @@ def _planning_workers(_warm_start):
 
 
 @pytest.fixture(scope="module")
+def two():
+    """Two processes that stand for ranks, started when they are first given something to do."""
+    yield from _ranks(2)
+
+
+@pytest.fixture(scope="module")
+def four():
+    """Four of them."""
+    yield from _ranks(4)
+
+
+def _ranks(world):
+    from rank_processes import Ranks
+
+    ranks = Ranks(world)
+    yield ranks
+    ranks.end()
+
+
+@pytest.fixture(scope="module")
 def truth():
     """The benchmark that holds predictions against the allocator's events."""
     with pytest.MonkeyPatch.context() as patch:

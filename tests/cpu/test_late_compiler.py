@@ -21,7 +21,7 @@ assert not loaded()
 """
 STEP = """
 from torch.utils.checkpoint import checkpoint
-from snugfit.private_torch import new_fake_mode
+from snugfit.private_torch.fake_tensors import new_fake_mode
 with new_fake_mode():
     layer = torch.nn.Linear(4, 4)
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.1, momentum=0.9)

@@ -15,7 +15,15 @@ from torch.nn.parameter import is_lazy
 
 from snugfit import private_torch
 from snugfit.fake_device import autocast
-from snugfit.private_torch import allocators, collectives, dispatcher
+from snugfit.private_torch import (
+    allocators,
+    backward_in_place,
+    collectives,
+    dispatcher,
+    fake_tensors,
+    one_rank,
+    python_backend,
+)
 from snugfit.private_torch.writes import BeforeWrites
 from snugfit.recording import allocator
 
@@ -33,8 +41,8 @@ def in_a_worker(code):
 
 def fake_pair():
     """A fake mode and a factory of its tensors."""
-    mode = private_torch.new_fake_mode()
-    return mode, private_torch.FakeFactory(mode)
+    mode = fake_tensors.new_fake_mode()
+    return mode, fake_tensors.FakeFactory(mode)
 
 
 # -- the file itself
@@ -138,35 +146,35 @@ def test_the_allocator_has_the_sizes_of_the_header():
 
 def test_fake_mode():
     """new_fake_mode, FakeTensor, FakeTensorMode, DATA_DEPENDENT, UNSUPPORTED"""
-    mode = private_torch.new_fake_mode()
-    assert isinstance(mode, private_torch.FakeTensorMode)
+    mode = fake_tensors.new_fake_mode()
+    assert isinstance(mode, fake_tensors.FakeTensorMode)
     with mode:
         fake = torch.ones(2, 3)
-        assert isinstance(fake, private_torch.FakeTensor)
+        assert isinstance(fake, fake_tensors.FakeTensor)
         assert (fake + torch.ones(3)).shape == (2, 3)
-        with pytest.raises(private_torch.DATA_DEPENDENT):
+        with pytest.raises(fake_tensors.DATA_DEPENDENT):
             fake.sum().item()
-        with pytest.raises(private_torch.DATA_DEPENDENT):
+        with pytest.raises(fake_tensors.DATA_DEPENDENT):
             fake.nonzero()
     with torch.library._scoped_library("snugfit_contract", "DEF") as library:
         library.define("without_a_fake(Tensor x) -> Tensor")
         library.impl("without_a_fake", lambda x: x.clone(), "CPU")
-        with mode, pytest.raises(private_torch.UNSUPPORTED):
+        with mode, pytest.raises(fake_tensors.UNSUPPORTED):
             torch.ops.snugfit_contract.without_a_fake(fake)
 
 
 def test_operators_run_for_real_where_modes_are_off():
-    with private_torch.new_fake_mode(), private_torch.without_modes():
+    with fake_tensors.new_fake_mode(), private_torch.without_modes():
         assert torch.ones(3).sum().item() == 3.0
 
 
 def test_forgotten_conversions_let_tensors_be_swapped():
     """forget_conversions"""
-    mode, one, other = private_torch.new_fake_mode(), torch.ones(2), torch.zeros(3)
+    mode, one, other = fake_tensors.new_fake_mode(), torch.ones(2), torch.zeros(3)
     with mode:
         made = torch.ones(2) + 1
         made.untyped_storage()
-    private_torch.forget_conversions(mode)
+    fake_tensors.forget_conversions(mode)
     assert not mode.fake_tensor_converter.meta_converter.tensor_memo
     assert not mode.fake_tensor_converter.meta_converter.storage_memo
     torch.utils.swap_tensors(one, other)
@@ -175,23 +183,23 @@ def test_forgotten_conversions_let_tensors_be_swapped():
 
 
 def test_a_view_by_the_meta_kernel_is_that_of_the_fake_mode():
-    """viewed; view by view in fake_device/test_dispatch_plan.py"""
+    """viewed; view by view in recorder/test_dispatch_plan.py"""
     mode, factory = fake_pair()
     tensor = factory.empty((4, 6), (6, 1), torch.float32, torch.device("cpu"))
-    short = private_torch.viewed(factory, torch.ops.aten.select.int, (tensor, 1, 2), {})
+    short = fake_tensors.viewed(factory, torch.ops.aten.select.int, (tensor, 1, 2), {})
     with mode:
         expected = tensor.select(1, 2)
     assert (short.shape, short.stride(), short.storage_offset()) == (expected.shape, expected.stride(), 2)
-    assert type(short) is private_torch.FakeTensor
+    assert type(short) is fake_tensors.FakeTensor
     assert short.untyped_storage()._cdata == tensor.untyped_storage()._cdata
-    assert private_torch.viewed(factory, torch.ops.aten.mul.Tensor, (tensor, tensor), {}) is None
+    assert fake_tensors.viewed(factory, torch.ops.aten.mul.Tensor, (tensor, tensor), {}) is None
 
 
 def test_fake_factory():
     """FakeFactory"""
     mode, factory = fake_pair()
     fake = factory.empty((2, 3), (1, 2), torch.bfloat16, torch.device("cuda", 0))
-    assert type(fake) is private_torch.FakeTensor
+    assert type(fake) is fake_tensors.FakeTensor
     assert (fake.device, fake.dtype, tuple(fake.shape), fake.stride()) == (
         torch.device("cuda", 0),
         torch.bfloat16,
@@ -202,7 +210,7 @@ def test_fake_factory():
     assert view.untyped_storage()._cdata == fake.untyped_storage()._cdata
     assert (view.storage_offset(), view.device) == (1, fake.device)
     # Its ordinary constructor gives the same attributes.
-    ordinary = private_torch.FakeTensor(mode, torch.empty(2, device="meta"), torch.device("cuda", 0))
+    ordinary = fake_tensors.FakeTensor(mode, torch.empty(2, device="meta"), torch.device("cuda", 0))
     assert set(ordinary.__dict__) == set(fake.__dict__)
 
 
@@ -261,12 +269,12 @@ def test_plain_classes_dispatch_plainly():
     """PLAIN_DISPATCH"""
     assert torch.nn.Parameter.__torch_dispatch__ is private_torch.PLAIN_DISPATCH
     assert torch.Tensor.__torch_dispatch__ is private_torch.PLAIN_DISPATCH
-    assert private_torch.FakeTensor.__torch_dispatch__ is not private_torch.PLAIN_DISPATCH
+    assert fake_tensors.FakeTensor.__torch_dispatch__ is not private_torch.PLAIN_DISPATCH
 
 
 def test_fake_tensors_have_no_functions_of_their_own():
     """PLAIN_FUNCTIONS"""
-    assert private_torch.FakeTensor.__torch_function__ is private_torch.PLAIN_FUNCTIONS
+    assert fake_tensors.FakeTensor.__torch_function__ is private_torch.PLAIN_FUNCTIONS
     assert torch.nn.Parameter.__torch_function__ is private_torch.PLAIN_FUNCTIONS
     assert torch.Tensor.__torch_function__ is not private_torch.PLAIN_FUNCTIONS
 
@@ -387,8 +395,8 @@ def test_bodies_in_python():
 def test_values_of_a_tensor_that_was_made_of_them_stay_beside_it():
     """given_values: the accelerator's copy keeps its source; test_card.py makes such tensors by `torch.tensor`."""
     source, target = torch.ones(2), torch.empty(2)
-    assert private_torch._copy_values(source, target) is target
-    assert private_torch.given_values(target) is source
+    assert python_backend._copy_values(source, target) is target
+    assert python_backend.given_values(target) is source
 
 
 def test_a_formula_of_a_gradient_is_seen_as_torch_runs_it():
@@ -417,7 +425,7 @@ def test_a_formula_of_a_gradient_is_seen_as_torch_runs_it():
 
 def test_gradients_are_summed_in_place_where_torch_sums_them_so():
     """summed_in_place, check_summed_in_place, current_node, next_sequence"""
-    private_torch.check_summed_in_place()
+    backward_in_place.check_summed_in_place()
     nodes = []
     value = torch.ones(3, requires_grad=True)
     number = private_torch.next_sequence()
@@ -432,13 +440,13 @@ def test_gradients_are_summed_in_place_where_torch_sums_them_so():
 _REGISTERED = """
 import torch
 from snugfit import private_torch
-from snugfit.private_torch import dispatcher
-from snugfit.fake_device import registration
+from snugfit.private_torch import dispatcher, fake_tensors
+from snugfit.recorder import registration
 from snugfit.fake_device.accelerator import backend
 from snugfit.fake_device.personality import DEVICE_TYPE
 registration.register()
-mode = private_torch.new_fake_mode()
-factory = private_torch.FakeFactory(mode)
+mode = fake_tensors.new_fake_mode()
+factory = fake_tensors.FakeFactory(mode)
 device = torch.device(DEVICE_TYPE, 0)
 """
 
@@ -503,10 +511,10 @@ def test_kernels_and_fake_versions_are_replaced():
         + """
 dispatcher.claim_kernel("aten::erfinv", lambda *args: args[0])
 assert dispatcher.has_kernel("aten::erfinv", "PrivateUse1")
-private_torch.replace_fake(torch.ops.aten.sinc.default, lambda x: x.new_empty(7))
+fake_tensors.replace_fake(torch.ops.aten.sinc.default, lambda x: x.new_empty(7))
 with mode:
     assert torch.ops.aten.sinc.default(torch.ones(2)).shape == (7,)
-private_torch.amend_fake(torch.ops.aten.sinc.default, lambda made, args: made.new_empty(len(args) + 8))
+fake_tensors.amend_fake(torch.ops.aten.sinc.default, lambda made, args: made.new_empty(len(args) + 8))
 with mode:
     assert torch.ops.aten.sinc.default(torch.ones(3)).shape == (9,)  # another shape: fake results are cached
 print("ok")
@@ -656,7 +664,7 @@ def test_nothing_stands_above_a_kernel():
     """nothing_above"""
     state = torch.get_rng_state()
     weight = torch.ones(2, requires_grad=True)
-    with torch.autocast("cpu", torch.bfloat16), private_torch.new_fake_mode(), private_torch.nothing_above(False):
+    with torch.autocast("cpu", torch.bfloat16), fake_tensors.new_fake_mode(), private_torch.nothing_above(False):
         product = torch.mm(weight.reshape(1, 2), weight.reshape(2, 1))
         torch.rand(3)
     assert (product.dtype, product.requires_grad, product.item()) == (torch.float32, False, 2.0)
@@ -708,8 +716,8 @@ def test_backend_guard_and_keep_errors_of_backward():
     said = in_a_worker(
         """
 import torch
-from snugfit.fake_device import registration
-from snugfit.private_torch import new_fake_mode
+from snugfit.recorder import registration
+from snugfit.private_torch.fake_tensors import new_fake_mode
 from snugfit.private_torch.backward_errors import BackendGuard, keep_errors_of_backward
 registration.register()
 for _ in range(3):
@@ -731,12 +739,12 @@ def test_in_fake_mode():
 
     class Watch(private_torch.DirectMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            seen.append(private_torch.in_fake_mode())
+            seen.append(fake_tensors.in_fake_mode())
             return func(*args, **(kwargs or {}))
 
     with Watch():
         torch.ones(2)
-        with private_torch.new_fake_mode():
+        with fake_tensors.new_fake_mode():
             torch.ones(2)
     assert seen[0] is False and seen[-1] is True
 
@@ -857,7 +865,7 @@ def test_compiled_code_runs_on_fake_tensors():
     said = in_a_worker(
         _REGISTERED
         + """
-from snugfit.fake_device.replaced import replaced
+from snugfit.attributes import replaced
 from snugfit.private_torch import compiler
 from snugfit.private_torch.backward_errors import BackendGuard
 
@@ -911,7 +919,7 @@ print("ok")
 @pytest.mark.parametrize(("length", "ranks"), [(8, 4), (5, 3), (2, 4), (7, 8), (1, 1)])
 def test_a_chunk_is_cut_as_torch_cuts_all(length, ranks):
     """OwnChunk, only_own_chunks"""
-    module, name, made = collectives.only_own_chunks()
+    module, name, made = one_rank.only_own_chunks()
     tensor = torch.arange(length * 3).view(length, 3)
     for number, chunk in enumerate(getattr(module, name)(tensor, ranks, dim=0)):
         mine = made(tensor, ranks, 0)[number]
@@ -933,34 +941,34 @@ import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from snugfit.attributes import attributes_set
-from snugfit.private_torch import collectives
+from snugfit.private_torch import collectives, one_rank, shared_units
 
 assert not collectives.knows_groups()
-collectives.init_alone(3, 2, "cpu")
+one_rank.init_alone(3, 2, "cpu")
 assert collectives.knows_groups() and torch.distributed.get_world_size() == 3
 mesh = init_device_mesh("cpu", (3,), mesh_dim_names=("shard",))
-for owner, name, method in collectives.meshes_with_numbers():
+for owner, name, method in one_rank.meshes_with_numbers():
     assert callable(getattr(owner, name)) and method.__wrapped__ is getattr(owner, name)
-assert {"__init__", "__getitem__"} <= {name for _, name, _ in collectives.meshes_with_numbers()}
+assert {"__init__", "__getitem__"} <= {name for _, name, _ in one_rank.meshes_with_numbers()}
 model = torch.nn.Linear(4, 5)
 state, kind = dict(vars(model)), type(model)
 state["_parameters"] = dict(model._parameters)
 fully_shard(model, mesh=mesh)
 assert collectives.own_part(model.weight).shape == (1, 4)
 assert collectives.own_part(state["_parameters"]["weight"]) is state["_parameters"]["weight"]
-owner, name, kept = collectives.shares_by_storage()
+owner, name, kept = one_rank.shares_by_storage()
 group = model._get_fsdp_state()._fsdp_param_groups[0] if hasattr(model._get_fsdp_state(), "_fsdp_param_groups") else (
     model._get_fsdp_state()._fsdp_param_group
 )
 before = group.fsdp_params[0]._sharded_param_data
 kept(group.fsdp_params[0])
 assert group.fsdp_params[0]._sharded_param_data is before
-(operator,) = collectives.gathering()
+(operator,) = shared_units.gathering()
 assert [argument.name for argument in operator._schema.arguments][-1] == "out"
 model.__class__ = kind
 vars(model).clear()
 vars(model).update(state)
-collectives.forget_shares(model)
+shared_units.forget_shares(model)
 
 class Parts(torch.nn.Module):
     def __init__(self):
@@ -987,7 +995,7 @@ class Watch:
 model = Parts()
 fully_shard(model, mesh=mesh)
 watch = Watch(model)
-collectives.watch_shared_out(model, watch)
+shared_units.watch_shared_out(model, watch)
 model(torch.randn(2, 4)).sum().backward()
 assert watch.seen == {"used.weight": True, "used.bias": True, "spare.weight": False, "spare.bias": False}
 assert all(weight.grad is not None and bool((weight.grad.to_local() == 0).all()) for weight in model.spare.parameters())
@@ -1007,7 +1015,7 @@ model, box = torch.nn.Sequential(Hidden()), {"x": torch.randn(2, 4)}
 fully_shard(model[0], mesh=mesh, reshard_after_forward=False)
 fully_shard(model, mesh=mesh, reshard_after_forward=False)
 watch = Watch(model)
-collectives.watch_shared_out(model, watch)
+shared_units.watch_shared_out(model, watch)
 model[0](box)
 box["x"].sum().backward()
 model[0]._get_fsdp_state()._fsdp_param_group.post_backward()
@@ -1058,7 +1066,7 @@ import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial
 from torch.distributed.tensor.parallel import parallelize_module
-from snugfit.private_torch import collectives
+from snugfit.private_torch import collectives, one_rank
 
 class Transposed(torch.nn.Module):
     def __init__(self, inputs, outputs):
@@ -1069,7 +1077,7 @@ class Transposed(torch.nn.Module):
     def forward(self, x):
         return torch.addmm(self.bias, x, self.weight)
 
-collectives.init_alone(2, 1, "cpu")
+one_rank.init_alone(2, 1, "cpu")
 mesh = init_device_mesh("cpu", (2,))
 columns, rows = collectives.styles_of_transposed()
 first, second = Transposed(4, 6), Transposed(6, 4)

@@ -65,7 +65,7 @@ IMPORTS = {
         "snugfit.cli.profile",
         "snugfit.cli.train",
         "snugfit.measure.cpu",
-        "snugfit.measure.host_speeds",
+        "snugfit.operators.host_speeds",
         "snugfit.measure.meter",
         "snugfit.report.train_card",
         "snugfit.runs.execute",

@@ -11,10 +11,10 @@ from snugfit import calibrations
 from snugfit.calibration.card_speeds import CardSpeeds, card_speeds
 from snugfit.device_kinds import CPU, name_of
 from snugfit.devices import card_identity
-from snugfit.fake_device import cpu_operators
 from snugfit.fields import as_data
-from snugfit.measure.host_speeds import measured_speeds
-from snugfit.measure.processor import this_processor
+from snugfit.operators import cpu_operators
+from snugfit.operators.host_speeds import measured_speeds
+from snugfit.processor import this_processor
 from snugfit.recording.cpu_clock import processor_identity
 from snugfit.recording.kernel_times import LINK_SHARE, MEMORY_SHARE
 

@@ -17,8 +17,8 @@ import torch
 import torch.nn.functional as F
 
 from snugfit.device_kinds import CPU, CUDA, kind_of, module_of, wait_for
-from snugfit.measure.issue_seconds import issue_seconds
 from snugfit.measure.nvml import process_bytes
+from snugfit.operators.issue_seconds import issue_seconds
 
 PRODUCTS = ("float32", "tf32", "float16", "bfloat16")
 """Types in which a large product is timed; tf32 is float32 with that setting, and only cards have it."""

@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping
 from typing import Literal
 
 from snugfit import calibrations, machine
+from snugfit.calibration.library_probe import Tried, try_libraries
 from snugfit.devices import card_identity
 from snugfit.machine import Gpu, Requirement
-from snugfit.measure.library_probe import Tried, try_libraries
 from snugfit.recording.cpu_clock import processor_identity
 from snugfit.units import GIB, format_bytes
 

@@ -24,7 +24,7 @@ def report(asked: Mapping[str, Any], device: str, rows: Sequence[Mapping[str, An
         device: cpu or cuda; the card is asked for its name, so no row is measured after this.
         rows: From `verification.verify`.
     """
-    from snugfit.measure.processor import this_processor
+    from snugfit.processor import this_processor
 
     return {
         "snugfit": snugfit.__version__,

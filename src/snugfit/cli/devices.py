@@ -69,7 +69,7 @@ def _known(device: Device) -> dict[str, Any]:
         return plain
     import torch
 
-    from snugfit.measure.processor import this_processor
+    from snugfit.processor import this_processor
     from snugfit.recording.cpu_clock import kept_speeds
 
     processor = this_processor().in_words()

@@ -154,7 +154,8 @@ _OF_DEEPSPEED = ("stage", "offload", "nvme_path", "by_hand", "host_budget", "nvm
 
 def _wanted(args: argparse.Namespace) -> Any:
     """What was asked for besides the recipe."""
-    from snugfit.interop.deepspeed_config import BY_HAND, Wanted
+    from snugfit.interop.deepspeed_config import BY_HAND
+    from snugfit.interop.deepspeed_wanted import Wanted
 
     by_hand = tuple(name.strip().replace("-", "_") for name in (args.by_hand or "").split(",") if name.strip())
     for name in by_hand:

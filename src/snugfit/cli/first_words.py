@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from snugfit import calibrations, machine
-from snugfit.measure.processor import model_and_features
+from snugfit.processor import model_and_features
 from snugfit.report.console import card
 from snugfit.units import format_bytes
 

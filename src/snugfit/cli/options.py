@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from snugfit.cli import groups, output
 from snugfit.errors import InputError, RecipeError
-from snugfit.fake_device.assumptions import Assumptions, assumptions_from
 from snugfit.fields import FieldInfo, field_docs, field_infos, from_text
 from snugfit.planner.constraints import Constraints, constraints_from
 from snugfit.recipe import Recipe
 from snugfit.run import Run, by_owner, check_weights_file
 from snugfit.units import parse_bytes
+from snugfit.values.assumptions import Assumptions, assumptions_from
 from snugfit.workload import DEFAULT_BATCH_SIZE, Workload
 
 if TYPE_CHECKING:

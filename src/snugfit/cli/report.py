@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from snugfit.cli import output
-from snugfit.errors import InputError
+from snugfit.errors import InputError, in_words
 from snugfit.json_files import read_json
 from snugfit.planner.budgets import budgets_of
 from snugfit.report.page import kind_of, page, shown
@@ -60,9 +60,9 @@ def _document(path: Path) -> dict[str, Any]:
     try:
         return shown(document, name=str(path), budgets=budgets, plan=plan, source=str(source))
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-        why = " ".join(f"{type(error).__name__}: {error}".split())
         raise InputError(
-            f"{named} was altered, or written by another version of snugfit ({why}). Write it anew with this one."
+            f"{named} was altered, or written by another version of snugfit ({in_words(error)}). "
+            "Write it anew with this one."
         ) from error
 
 

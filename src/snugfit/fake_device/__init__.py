@@ -1,1 +1,1 @@
-"""The fake device: training code runs on tensors without values, and every allocation and operator is taken down."""
+"""The fake accelerator: a card that is not there, and what stands in on it for CUDA, libraries and other processes."""

@@ -16,9 +16,9 @@ import torch
 import yaml
 
 from snugfit import private_torch
-from snugfit.fake_device.operator_costs import tensors_in
 from snugfit.fake_device.personality import DEVICE_TYPE
 from snugfit.private_torch import dispatcher
+from snugfit.techniques.batches import tensors_in
 
 Policy = Callable[[Any], Callable[..., Any]]
 """Makes the kernel of an operator under autocast."""

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from snugfit import private_torch
+from snugfit.private_torch import fake_tensors
 
 _ALIGNMENT_BYTES = 16
 _GRU_GATES, _GRU_KEPT = 3, 5
@@ -39,7 +39,7 @@ def register() -> None:
         "_thnn_fused_gru_cell_backward.default": gru_cell_backward,
     }.items():
         packet, _, overload = operator.partition(".")
-        private_torch.replace_fake(getattr(getattr(torch.ops.aten, packet), overload), make)
+        fake_tensors.replace_fake(getattr(getattr(torch.ops.aten, packet), overload), make)
 
 
 def ctc_loss(log_probs: Tensor, targets: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:

@@ -24,8 +24,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from snugfit.attributes import Change
 from snugfit.errors import SnugfitWarning
-from snugfit.fake_device.replaced import Change
 
 _BITSANDBYTES = "bitsandbytes.optim"
 _TORCHAO = "snugfit.techniques.low_bit_optimizer.torchao"

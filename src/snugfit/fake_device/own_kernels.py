@@ -27,7 +27,8 @@ import torch
 import yaml
 
 from snugfit.device_kinds import CPU, CUDA
-from snugfit.private_torch import FakeTensor, TorchDispatchMode, dispatcher, tree_leaves, tree_map
+from snugfit.private_torch import TorchDispatchMode, dispatcher, tree_leaves, tree_map
+from snugfit.private_torch.fake_tensors import FakeTensor
 
 _ALONE: Mapping[str, list[str]] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
 """Kind of device -> operators that only it has a kernel for."""

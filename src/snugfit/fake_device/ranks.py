@@ -9,11 +9,10 @@ from typing import Any
 
 import torch.distributed as dist
 
-from snugfit.fake_device.collective_calls import KINDS
-from snugfit.fake_device.operator_costs import tensors_in
+from snugfit.attributes import replaced
 from snugfit.fake_device.personality import DEVICE_TYPE
-from snugfit.fake_device.replaced import replaced
-from snugfit.private_torch import collectives
+from snugfit.private_torch import collectives, one_rank
+from snugfit.techniques.batches import tensors_in
 
 _cards: ContextVar[int | None] = ContextVar("cards", default=None)
 
@@ -27,12 +26,10 @@ def one_of(ranks: int, number: int, cards: int) -> Iterator[None]:
     if ranks == 1:
         yield
         return
-    collectives.init_alone(ranks, number, DEVICE_TYPE)
+    one_rank.init_alone(ranks, number, DEVICE_TYPE)
     before = _cards.set(cards)
     try:
-        with replaced(
-            [*collectives.meshes_with_numbers(), collectives.only_own_chunks(), collectives.shares_by_storage()]
-        ):
+        with replaced([*one_rank.meshes_with_numbers(), one_rank.only_own_chunks(), one_rank.shares_by_storage()]):
             yield
     finally:
         _cards.reset(before)
@@ -62,14 +59,3 @@ def issued(operator: Any, args: Sequence[Any], waited: Callable[[], None], *, be
         waited()
 
     return collectives.result_of(operator, args, wait)
-
-
-def gloo_bytes(operator: Any, args: Sequence[Any]) -> int:
-    """Returns what gloo takes inside itself for a collective on the host: a copy of what is gathered, or scattered.
-
-    Source: torch/csrc/distributed/c10d/ProcessGroupGloo.cpp (newLikeFlat in AsyncAllgatherWork, clone in
-    reduce_scatter_tensor_coalesced). Other collectives work in place.
-    """
-    kind, whole = KINDS.get(operator._opname, ("", 0))
-    copied = tensors_in((args[whole],)) if kind in ("all_gather", "reduce_scatter") else ()
-    return sum(tensor.untyped_storage().nbytes() for tensor in copied)

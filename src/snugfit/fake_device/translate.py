@@ -15,12 +15,12 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from snugfit.attributes import Change, replaced
 from snugfit.device_kinds import CPU, CUDA
 from snugfit.fake_device import multihead_kernels
 from snugfit.fake_device.accelerator import backend, names_of_cuda
 from snugfit.fake_device.personality import DEVICE_TYPE
-from snugfit.fake_device.replaced import Change, replaced
-from snugfit.private_torch import FakeTensor
+from snugfit.private_torch.fake_tensors import FakeTensor
 
 
 def device_of(value: Any) -> Any:

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from snugfit.fake_device.operator_costs import tensors_in
-from snugfit.fake_device.replaced import Change
+from snugfit.attributes import Change
+from snugfit.techniques.batches import tensors_in
 
 _JIT, _TUNED = "triton.runtime.jit", "triton.runtime.autotuner"
 _library: list[torch.library.Library] = []

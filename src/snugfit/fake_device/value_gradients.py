@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from snugfit import private_torch
-from snugfit.private_torch import FakeTensor, dispatcher
+from snugfit.private_torch import dispatcher
+from snugfit.private_torch.fake_tensors import FakeTensor
 
 Formulas = dict[Any, Callable[..., Tensor]]
 """Operator -> its gradient, from that of the result, the source, the result and what else was given."""

@@ -7,14 +7,13 @@ config="ds_config.json")` takes it as it is: the key `_snugfit`, which says wher
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
-from collections.abc import Iterator
 from typing import Any
 
 from snugfit.errors import RecipeError
 from snugfit.fields import as_data, as_typed, field_infos
-from snugfit.interop.deepspeed_schedule import schedule_of, schedule_problem
+from snugfit.interop.deepspeed_schedule import schedule_of
+from snugfit.interop.deepspeed_wanted import TYPES, Wanted, algorithm, misfits, offloaded_to, refused, stage_of
 from snugfit.interop.exported import Export
 from snugfit.recipe import Recipe
 from snugfit.run import Run
@@ -26,33 +25,13 @@ TARGET = "deepspeed"
 BY_HAND = ("lr_schedule", "optimizer")
 """Training settings that the config can leave to the script."""
 DEFAULT_NVME_PATH = "/local_nvme"
-STAGES = {"none": 0, "gradients": 2, "full": 3}
-"""`shard` -> the stage of ZeRO."""
 
-_TYPES = {"adam": "Adam", "adamw": "AdamW", "sgd": "SGD", "adafactor": "Adafactor"}
-"""Optimizers of torch.optim that DeepSpeed builds -> their names there."""
 _KERNELS: dict[str | None, dict[str, bool]] = {
     None: {"fused": True}, "fused": {"fused": True}, "foreach": {"foreach": True}, "for-loop": {"foreach": False},
 }  # fmt: skip
 _AUTOCAST = {"16-mixed": "float16", "bf16-mixed": "bfloat16"}
 _ELEMENTS = 10**8
 """Elements of a tensor that DeepSpeed's buffers for NVMe hold by themselves (`offload_param.buffer_size`)."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Wanted:
-    """What an export was asked for beside the recipe."""
-
-    stage: int | None = None
-    """Stage of ZeRO, 0 to 3; None: that of the recipe's `shard`, or the least that the rest needs."""
-    offload: str | None = None
-    """cpu or nvme: where the optimizer's state goes, and at stage 3 the weights; None: as the recipe says, to the cpu."""
-    nvme_path: str | None = None
-    """Folder on the drive."""
-    by_hand: tuple[str, ...] = ()
-    """Some of `BY_HAND`."""
-    largest_tensor: int | None = None
-    """Elements of the model's largest weight; None: unknown."""
 
 
 def deepspeed_export(run: Run, wanted: Wanted | None = None) -> Export:
@@ -69,7 +48,7 @@ def deepspeed_export(run: Run, wanted: Wanted | None = None) -> Export:
         RecipeError: Listing everything that DeepSpeed would do otherwise.
     """
     wanted = wanted or Wanted()
-    problems = [*_refused(run, wanted), *_misfits(run, wanted)]
+    problems = [*refused(run), *misfits(run, wanted)]
     if problems:
         raise RecipeError(problems, subject="export to DeepSpeed")
     return _Writer(run, wanted).export()
@@ -80,9 +59,9 @@ class _Writer:
 
     def __init__(self, run: Run, wanted: Wanted) -> None:
         self.recipe, self.workload, self.wanted = run.recipe, run.workload, wanted
-        self.stage, why = _stage(run.recipe, run.workload, wanted)
+        self.stage, why = stage_of(run.recipe, run.workload, wanted)
         self.notes = [why] if why else []
-        self.device = _offloaded_to(run.recipe, wanted)
+        self.device = offloaded_to(run.recipe, wanted)
         self.params_too = self.device is not None and self.stage == 3 and not run.recipe.offload_optimizer
 
     def export(self) -> Export:
@@ -131,7 +110,7 @@ class _Writer:
                 "optimizer: hand it to deepspeed.initialize(optimizer=...), and its schedule as lr_scheduler=."
             )
             return {"zero_allow_untested_optimizer": True, "zero_force_ds_cpu_optimizer": False}
-        name = _algorithm(self.recipe, self.workload)
+        name = algorithm(self.recipe, self.workload)
         params = settings_of(name, self.workload)
         config: dict[str, Any] = {}
         by_hand = "lr_schedule" in self.wanted.by_hand
@@ -160,7 +139,7 @@ class _Writer:
                 f"optimizer={self.recipe.optimizer}: DeepSpeed's config has no state in fewer bits; it holds {name}'s in "
                 "full, which takes more memory. (--by-hand optimizer: hand it one of bitsandbytes or torchao.)"
             )
-        return {"optimizer": {"type": _TYPES[name], "params": params}, **config}
+        return {"optimizer": {"type": TYPES[name], "params": params}, **config}
 
     def zero(self) -> dict[str, Any]:
         zero: dict[str, Any] = {"stage": self.stage}
@@ -269,88 +248,6 @@ def settings_of(optimizer: str, workload: Workload) -> dict[str, Any]:
             given = getattr(workload, name, None)
             found[name] = as_data(defaults[name].default if given is None else given)
     return found
-
-
-def _algorithm(recipe: Recipe, workload: Workload) -> str:
-    """The algorithm of the update, however its state is held."""
-    from snugfit.workload import STORED_OPTIMIZERS
-
-    name = recipe.optimizer or workload.optimizer
-    return STORED_OPTIMIZERS.get(name, name)
-
-
-def _offloaded_to(recipe: Recipe, wanted: Wanted) -> str | None:
-    by_recipe = recipe.offload_optimizer or recipe.offload_parameters == "all"
-    return wanted.offload or ("cpu" if by_recipe else None)
-
-
-def _least_stage(recipe: Recipe, wanted: Wanted) -> tuple[int, str]:
-    """The lowest ZeRO stage that the other fields need, and the field that needs it."""
-    if wanted.offload == "nvme":
-        return 3, "--offload nvme"
-    if recipe.offload_parameters == "all":
-        return 3, "offload_parameters=all"
-    if numbered(recipe.shard, "hybrid"):
-        return 3, f"shard={recipe.shard}"
-    if _offloaded_to(recipe, wanted):
-        return 1, "optimizer state on the host"
-    if recipe.true_precision is not None:
-        return 1, f"precision={recipe.precision} with all of its state in 16 bits"
-    return 0, ""
-
-
-def _stage(recipe: Recipe, workload: Workload, wanted: Wanted) -> tuple[int, str | None]:
-    """The ZeRO stage, and what has to be said about it."""
-    least, why = _least_stage(recipe, wanted)
-    own = STAGES.get(recipe.shard, 3)
-    if wanted.stage is not None:
-        return wanted.stage, None
-    if own >= least:
-        return own, None
-    return least, f"ZeRO {least} in place of {own} (shard={recipe.shard}): {why} needs it. The update is the same."
-
-
-def _misfits(run: Run, wanted: Wanted) -> Iterator[str]:
-    """Contradictions between what was asked for, apart from single fields."""
-    recipe, workload = run.recipe, run.workload
-    least, why = _least_stage(recipe, wanted)
-    if wanted.stage is not None and wanted.stage < least:
-        yield f"--stage {wanted.stage}: {why} needs ZeRO {least} or more."
-    if wanted.nvme_path is not None and wanted.offload != "nvme":
-        yield "--nvme-path is for --offload nvme."
-    size, ranks = workload.batch_size, workload.ranks
-    if size is None:
-        yield "the batch has no size. Give --batch-size."
-    elif size % ranks:
-        below, above = size - size % ranks, size + ranks - size % ranks
-        near = f"{below} or {above}" if below else f"{above}"
-        yield f"a batch of {size} has no equal shares for {ranks} GPUs, and DeepSpeed has no others. Give {near}."
-    stage = _stage(recipe, workload, wanted)[0]
-    if "optimizer" in wanted.by_hand:
-        return
-    name = _algorithm(recipe, workload)
-    if name not in _TYPES:
-        yield (
-            f"optimizer={name}: DeepSpeed has none with that update. Give --by-hand optimizer and hand yours to "
-            "deepspeed.initialize, or export with another --optimizer."
-        )
-    elif name == "adafactor" and stage:
-        yield (
-            f"optimizer=adafactor looks at whole matrices, and ZeRO {stage} lays weights out in one row. Give --stage 0 "
-            "and a precision of 32 bits or autocast, or another optimizer."
-        )
-    if "lr_schedule" not in wanted.by_hand:
-        problem = schedule_problem(workload)
-        if problem is not None:
-            yield problem
-
-
-def _refused(run: Run, wanted: Wanted) -> Iterator[str]:
-    for name, sentence in read_table("interop/deepspeed.yaml")["refused"].items():
-        value = getattr(run.recipe, name, None)
-        info = field_infos(Recipe).get(name)
-        if info is not None and value != info.default:
-            yield sentence.format(value=as_typed(value))
 
 
 def _followed(recipe: Recipe) -> Recipe:

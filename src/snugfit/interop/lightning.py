@@ -5,10 +5,10 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from snugfit.fake_device.registration import is_simulation
 from snugfit.interop.lightning_job import LightningJob
 from snugfit.interop.recorded_training import estimate_job
 from snugfit.interop.watched_training import WatchedTraining
+from snugfit.recorder.registration import is_simulation
 from snugfit.techniques.batches import tensors_of
 
 try:

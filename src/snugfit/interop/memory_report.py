@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from snugfit.units import format_bytes
 
 if TYPE_CHECKING:
-    from snugfit.measure.survivors import Survivors
+    from snugfit.interop.survivors import Survivors
     from snugfit.simulator.prediction import Estimate
 
 _NAMED = 3

@@ -17,9 +17,9 @@ from snugfit.units import format_bytes, parse_bytes
 if TYPE_CHECKING:
     import torch
 
+    from snugfit.interop.survivors import SurvivorWatch
     from snugfit.measure.growth import Growth
     from snugfit.measure.step_peaks import StepPeaks
-    from snugfit.measure.survivors import SurvivorWatch
     from snugfit.simulator.prediction import Estimate
 
 ON_EXCEED = ("warn", "stop")
@@ -150,9 +150,9 @@ class MemoryWatch:
             self._peaks.evaluation_ended()
 
     def _look_for_growth(self, peaks: StepPeaks) -> None:
+        from snugfit.interop.survivors import SurvivorWatch
         from snugfit.measure.growth import grows
-        from snugfit.measure.process_memory import heap_in_use_bytes
-        from snugfit.measure.survivors import SurvivorWatch
+        from snugfit.process_memory import heap_in_use_bytes
 
         if self._survivors is not None:
             if peaks.device.type == "cpu":

@@ -8,9 +8,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from snugfit.errors import InputError
-from snugfit.fake_device.assumptions import AssumeArgument
-from snugfit.fake_device.registration import is_simulation
 from snugfit.interop.watched_training import WatchedTraining
+from snugfit.recorder.registration import is_simulation
+from snugfit.values.assumptions import AssumeArgument
 
 if TYPE_CHECKING:
     import torch

@@ -13,14 +13,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
-from snugfit.errors import InputError
-from snugfit.fake_device.assumptions import AssumeArgument, assumptions_from
+from snugfit.errors import InputError, in_words
 from snugfit.fake_device.personality import Personality
 from snugfit.recording.recording import Recording
 from snugfit.simulator.estimate import DeviceArgument, cards_of, estimated
 from snugfit.simulator.own_script import ASSUMED, WatchedScript, fresh_workers, record_watched
 from snugfit.simulator.prediction import Estimate
 from snugfit.simulator.script import EnoughSeen
+from snugfit.values.assumptions import AssumeArgument, assumptions_from
 
 if TYPE_CHECKING:
     import torch
@@ -49,12 +49,10 @@ class Job(Protocol):
         """Takes `STEPS` steps, with an evaluation between them where there is one; the weights are on the device."""
 
 
-def estimate_job(
-    job: Job, title: str, *, device: DeviceArgument, assume: AssumeArgument = None, pool: Pool | None = None
-) -> Estimate:
+def estimate_job(job: Job, title: str, *, device: DeviceArgument, assume: AssumeArgument = None) -> Estimate:
     """Predicts what a training takes, on a card by name, on cpu or on every card (None)."""
     record = functools.partial(record_job, _sent(job), assumptions_from(assume).completed(TAKEN))
-    return estimated(record, cards_of(device), None, title, pool or fresh_workers())
+    return estimated(record, cards_of(device), None, title, fresh_workers())
 
 
 def recorded_job(job: Job, personality: Personality, pool: Pool, assume: AssumeArgument = None) -> Recording:
@@ -74,14 +72,14 @@ def _sent(job: Job) -> bytes:
         path, found = skeleton.not_read(job)
         raise InputError(
             f"{path or 'something in the trainer'}, of type {type(found).__name__}, cannot be sent to the simulation "
-            f"({type(error).__name__}: {str(error)[:200]}). Make it where it is used, or leave it out of the trainer."
+            f"({in_words(error)}). Make it where it is used, or leave it out of the trainer."
         ) from error
 
 
 def record_job(sent: bytes, assume: Any, personality: Personality) -> Recording:
     """Records a job from `skeleton.dumps`; runs in a worker."""
-    from snugfit.fake_device.materialise import Materialiser
     from snugfit.fake_device.says_cuda import code_says_cuda
+    from snugfit.recorder.materialise import Materialiser
     from snugfit.techniques.batches import tensors_of
     from snugfit.workers import skeleton
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from snugfit.fake_device.assumptions import AssumeArgument
 from snugfit.interop.recorded_training import estimate_job
 from snugfit.interop.trainer_job import TrainerJob
+from snugfit.values.assumptions import AssumeArgument
 
 if TYPE_CHECKING:
     from snugfit.simulator.estimate import DeviceArgument

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from snugfit.attributes import replaced
 from snugfit.errors import CannotSimulateError, InputError
-from snugfit.fake_device.replaced import replaced
 from snugfit.interop.recorded_training import STEPS, Samples, modules_in
 from snugfit.interop.widest_samples import widest_samples
 from snugfit.phases import phase

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from snugfit.devices import Device
 from snugfit.errors import CannotSimulateError, DoesNotFitError, InputError
-from snugfit.fake_device.assumptions import AssumeArgument
 from snugfit.interop.trainer_job import TrainerJob, check_trainer, set_fields
 from snugfit.report.notebook import ShownAsCard
 from snugfit.report.waiting import waits_are_told
 from snugfit.techniques.levels import LEVELS, Level
 from snugfit.units import MIB, format_bytes, format_seconds
+from snugfit.values.assumptions import AssumeArgument
 
 if TYPE_CHECKING:
     from snugfit.planner.margin import Margin
@@ -268,7 +268,7 @@ class _Search:
     def _simulate(self, changes: Mapping[str, Any]) -> Tried:
         from snugfit.interop.recorded_training import recorded_job
         from snugfit.planner.probe import NEED_WITHIN, no_speeds
-        from snugfit.recording.replay import Replays
+        from snugfit.recording.replays import Replays
         from snugfit.recording.tensor_bytes import TensorBytes
 
         try:
@@ -293,7 +293,7 @@ class _Search:
         )
 
     def _result(self, best: Tried, as_it_is: Tried, budget_bytes: int, margin_bytes: int) -> TrainerPlan:
-        from snugfit.simulator.prediction import assemble
+        from snugfit.simulator.assembly import assemble
 
         assert best.recording is not None and best.need_bytes is not None and best.step_seconds is not None
         arguments = copy.copy(self.args)

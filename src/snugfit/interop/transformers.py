@@ -8,11 +8,11 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from snugfit.fake_device.registration import is_simulation
 from snugfit.interop.recorded_training import modules_in
 from snugfit.interop.trainer_estimate import estimate_for
 from snugfit.interop.trainer_job import given_optimizer
 from snugfit.interop.watched_training import WatchedTraining
+from snugfit.recorder.registration import is_simulation
 from snugfit.techniques.batches import tensors_of
 
 _HINT = " snugfit.plan_for(trainer, budget=...) looks for TrainingArguments that fit."

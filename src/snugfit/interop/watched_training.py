@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from snugfit.fake_device.assumptions import AssumeArgument, assumptions_from
 from snugfit.interop.memory_watch import MemoryWatch
+from snugfit.values.assumptions import AssumeArgument, assumptions_from
 
 if TYPE_CHECKING:
     import torch

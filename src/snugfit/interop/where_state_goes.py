@@ -18,7 +18,7 @@ from typing import Any
 
 from snugfit.errors import InputError
 from snugfit.fields import as_data
-from snugfit.measure.process_memory import free_host_bytes
+from snugfit.process_memory import free_host_bytes
 from snugfit.recipe import Recipe
 from snugfit.report.console import card, table
 from snugfit.run import Run

@@ -9,7 +9,7 @@ import torch
 from snugfit.device_kinds import begin_peaks, memory_peaks, wait_for
 from snugfit.measure.fresh import take_tuning
 from snugfit.measure.nvml import process_bytes
-from snugfit.measure.process_memory import keep_freed_memory
+from snugfit.process_memory import keep_freed_memory
 
 
 class CardMeter:

@@ -21,7 +21,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from snugfit.measure.allocator_events import AllocatorEvents, warm_up
 from snugfit.measure.fresh import take_tuning
-from snugfit.measure.process_memory import ProcessMemory, keep_freed_memory, read_process_memory, reset_peak
+from snugfit.process_memory import ProcessMemory, keep_freed_memory, read_process_memory, reset_peak
 
 _READ_EVERY_SECONDS = 0.25
 

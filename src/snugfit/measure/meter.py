@@ -22,7 +22,7 @@ from snugfit.device_kinds import CPU, KINDS, SIMULATED, kind_of, memory_in_use
 from snugfit.errors import InputError
 from snugfit.measure.card import CardMeter
 from snugfit.measure.cpu import CpuMeter
-from snugfit.measure.process_memory import read_process_memory
+from snugfit.process_memory import read_process_memory
 
 Meter = CpuMeter | CardMeter
 

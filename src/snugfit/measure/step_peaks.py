@@ -15,7 +15,7 @@ import torch
 
 from snugfit.device_kinds import CPU, forget_peaks, memory_in_use, memory_peaks
 from snugfit.measure.allocator_events import AllocatorEvents
-from snugfit.measure.process_memory import heap_in_use_bytes
+from snugfit.process_memory import heap_in_use_bytes
 
 WINDOW = 12
 """First steps whose events are recorded on the CPU; enough to see growth in them."""

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from snugfit.errors import DoesNotFitError, InputError, option, warn
+from snugfit.errors import DoesNotFitError, InputError, in_words, option, warn
 from snugfit.fidelity import Fidelity, fidelity
 from snugfit.fields import as_data
 from snugfit.json_files import read_json
@@ -252,7 +252,6 @@ def budgets_of(document: Any, named: str, *, instead: str = "") -> Budgets:
     try:
         return Budgets.from_mapping(kept)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        why = " ".join(f"{type(error).__name__}: {error}".split())
         raise InputError(
-            f"{named} was altered, or written by another version of snugfit ({why}). Plan anew."
+            f"{named} was altered, or written by another version of snugfit ({in_words(error)}). Plan anew."
         ) from error

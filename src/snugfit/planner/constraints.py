@@ -144,7 +144,7 @@ def constraints_from(
 
 
 def _host_budget(given: str | int | None, device: Any) -> int | None:
-    from snugfit.measure.process_memory import free_host_bytes
+    from snugfit.process_memory import free_host_bytes
 
     if given is not None:
         return parse_bytes(given, what="host budget")

@@ -23,7 +23,7 @@ def place_for(device: str | Device | None) -> Place:
         raise InputError("a plan is for one device; give --device a name of the table (snugfit devices), local or cpu.")
     card = device if isinstance(device, Device) else device_named(_default() if device is None else device)
     if card.name == "cpu":
-        from snugfit.measure.host_speeds import host_speeds
+        from snugfit.operators.host_speeds import host_speeds
 
         return Place(card=card, personality=Personality(kind=CPU), speeds=host_speeds())
     if card.bytes_only or not card.flops or card.memory_bandwidth is None:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from snugfit.devices import Device
 from snugfit.errors import InputError
-from snugfit.fake_device.assumptions import AssumeArgument, assumptions_from
 from snugfit.planner.constraints import Constraints, constraints_from
 from snugfit.planner.own_loop import for_own_loop, without_loop
 from snugfit.planner.places import budget_for, place_for
@@ -23,6 +22,7 @@ from snugfit.simulator.estimate import check_step
 from snugfit.simulator.given_batches import NOT_GIVEN, batches_of, given_batches
 from snugfit.simulator.request import NamedModel
 from snugfit.simulator.subjects import BATCH_SIZE, given_subject, named_subject, step_subject, title_of
+from snugfit.values.assumptions import AssumeArgument, assumptions_from
 from snugfit.workload import CUSTOM_OPTIMIZER, Workload, algorithm_and_storage
 
 if TYPE_CHECKING:

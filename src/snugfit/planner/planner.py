@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from snugfit.errors import DoesNotFitError, InputError, RecipeError, note, warn
 from snugfit.fidelity import fidelity
-from snugfit.measure.process_memory import free_host_bytes
 from snugfit.nccl import among
 from snugfit.planner.closeness import all_turned_back
 from snugfit.planner.constraints import Constraints
@@ -28,10 +27,12 @@ from snugfit.planner.separable import Check, Checked
 from snugfit.planner.sharing import fits_in, in_order, least_weights_of, may_win, narrowest
 from snugfit.planner.smallest import Smallest
 from snugfit.planner.space import EVERYWHERE, SIZE, Space
+from snugfit.process_memory import free_host_bytes
 from snugfit.recipe import Recipe
 from snugfit.report.waiting import waits_are_told
 from snugfit.run import Run
-from snugfit.simulator.prediction import Estimate, assemble
+from snugfit.simulator.assembly import assemble
+from snugfit.simulator.prediction import Estimate
 from snugfit.simulator.subjects import Subject
 from snugfit.simulator.too_heavy import TooHeavyError
 from snugfit.techniques.batch_share import at_once, largest_share, sharers

@@ -23,10 +23,10 @@ from snugfit.recording.clock import Timing, clock, issue_seconds
 from snugfit.recording.cpu_clock import HostSpeeds, cpu_clock, cpu_run_seconds
 from snugfit.recording.host_memory import machine_host_bytes
 from snugfit.recording.kernel_times import run_seconds
+from snugfit.recording.operator_run import OperatorRun
 from snugfit.recording.recording import Recording
-from snugfit.recording.replay import Replays
+from snugfit.recording.replays import Replays
 from snugfit.recording.tensor_bytes import TensorBytes
-from snugfit.recording.trace import OperatorRun
 from snugfit.report.waiting import waiting_for
 from snugfit.report.words import recipe_in_words
 from snugfit.simulator.subjects import Subject

@@ -13,7 +13,8 @@ import dataclasses
 from collections.abc import Callable, Sequence
 
 from snugfit.recording.clock import runs_of_step
-from snugfit.recording.trace import ALLOC, FREE, MARK, RESIZE, WORKSPACE, OperatorRun, Trace
+from snugfit.recording.operator_run import OperatorRun
+from snugfit.recording.trace import ALLOC, FREE, MARK, RESIZE, WORKSPACE, Trace
 
 OUTSIDE = -1
 """Index that stands for what runs in no block."""

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from snugfit.errors import InputError, RecipeError, did_you_mean
-from snugfit.fake_device.assumptions import AssumeArgument, Assumptions, assumptions_from
 from snugfit.fake_device.personality import Personality
 from snugfit.json_files import json_text
 from snugfit.planner.constraints import Constraints
@@ -32,6 +31,7 @@ from snugfit.simulator.script_seen import ScriptRecording
 from snugfit.simulator.script_text import diff, read_text
 from snugfit.simulator.subjects import Subject
 from snugfit.techniques import LOOP_FIELDS
+from snugfit.values.assumptions import AssumeArgument, Assumptions, assumptions_from
 from snugfit.workload import Workload
 
 _OF_TORCH = ("checkpoint", "optimizer", "precision")

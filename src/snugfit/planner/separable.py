@@ -54,7 +54,7 @@ def given_check(model: Any, batch: Any, shapes: Any, arguments: Mapping[str, Any
     def check(_: Call, flops: float, parameters: int) -> Checked | None:
         import torch
 
-        from snugfit.fake_device.materialise import fill, without_memory
+        from snugfit.recorder.materialise import fill, without_memory
         from snugfit.simulator.batch_shapes import has_values
         from snugfit.simulator.given_batches import batches_of
 
@@ -90,7 +90,7 @@ def named_check(named: NamedModel, workload: Workload) -> Check:
 def _check_named(named: NamedModel, freeze: tuple[str, ...], flops: float) -> Checked | None:
     import torch
 
-    from snugfit.fake_device.materialise import fill
+    from snugfit.recorder.materialise import fill
     from snugfit.simulator.request import build_named
     from snugfit.workloads.model_batches import batch_for
     from snugfit.workloads.weights import freeze_parameters
@@ -123,7 +123,7 @@ def _checked(
 ) -> Checked:
     import torch
 
-    from snugfit.fake_device.materialise import filled_batch
+    from snugfit.recorder.materialise import filled_batch
     from snugfit.techniques.batches import map_tensors, split_batch
     from snugfit.training.caches import caching_configs, without_caches
     from snugfit.training.model_call import loss_of, output_of

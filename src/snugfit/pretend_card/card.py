@@ -15,20 +15,21 @@ from typing import Any
 import torch
 
 from snugfit import private_torch
+from snugfit.attributes import replaced
 from snugfit.fake_device.accelerator import RandomState, backend
-from snugfit.fake_device.fake_calls import LIFT
-from snugfit.fake_device.operator_costs import tensors_in
 from snugfit.fake_device.personality import DEVICE_TYPE, Personality
-from snugfit.fake_device.rank_operators import NOT_OF_RANKS
-from snugfit.fake_device.read_values import ReadValues
-from snugfit.fake_device.recorder import Recorder
-from snugfit.fake_device.replaced import replaced
 from snugfit.pretend_card.memory import CardMemory
 from snugfit.pretend_card.ranks import CardRanks
 from snugfit.pretend_card.streams import Streams
 from snugfit.pretend_card.values import arguments, work_of
-from snugfit.private_torch import FakeTensor, collectives
+from snugfit.private_torch import backward_in_place, collectives, python_backend
+from snugfit.private_torch.fake_tensors import FakeTensor
+from snugfit.recorder.fake_calls import LIFT
+from snugfit.recorder.rank_operators import NOT_OF_RANKS
+from snugfit.recorder.recorder import Recorder
 from snugfit.recording.allocator import AllocatorConfig
+from snugfit.techniques.batches import tensors_in
+from snugfit.values.read_values import ReadValues
 
 _aten = torch.ops.aten
 _copy, _to_copy = _aten.copy_.default, _aten._to_copy.default
@@ -141,7 +142,7 @@ class PretendCard(Recorder):  # type: ignore[no-untyped-call]
         found = self._of_ranks(func, types, args, kwargs)
         if found is not NOT_OF_RANKS:
             return found
-        if func is _add and private_torch.summed_in_place(args):
+        if func is _add and backward_in_place.summed_in_place(args):
             func = _add_  # asked here, because it looks at who called the mode, which for the recorder is this method
         tensors = tensors_in((*args, *kwargs.values()))
         ours = [type(tensor) is FakeTensor for tensor in tensors]
@@ -150,7 +151,7 @@ class PretendCard(Recorder):  # type: ignore[no-untyped-call]
         if not to_card and not any(ours):
             if func is LIFT and args[0].device.type == DEVICE_TYPE:
                 return super().__torch_dispatch__(
-                    _to_copy, types, (private_torch.given_values(args[0]),), {"device": args[0].device}
+                    _to_copy, types, (python_backend.given_values(args[0]),), {"device": args[0].device}
                 )
             return self._on_host(func, args, kwargs)
         if func is _to_copy and device is not None and not to_card:
@@ -162,7 +163,7 @@ class PretendCard(Recorder):  # type: ignore[no-untyped-call]
     def _collective(self, func: Any, args: Sequence[Any]) -> Any:
         """Queues a collective of the card's tensors; a host collective runs behind all queued ones."""
         if any(type(tensor) is FakeTensor for tensor in tensors_in(args)):
-            return self.ranks.issue(func, args, lambda: self._stream)
+            return self.ranks.issue(func, args, lambda: self._notes.stream)
         self.ranks.finish()
         return NOT_OF_RANKS
 
@@ -170,7 +171,7 @@ class PretendCard(Recorder):  # type: ignore[no-untyped-call]
         """Makes the host wait for the current stream; an error under `torch.cuda.set_sync_debug_mode("error")`."""
         if self.sync_debug_mode == "error":
             raise RuntimeError("called a synchronizing operation on the pretend card")
-        self.streams.finish(self.streams.mark(self._stream))
+        self.streams.finish(self.streams.mark(self._notes.stream))
 
     # -- the host's side
 
@@ -193,7 +194,7 @@ class PretendCard(Recorder):  # type: ignore[no-untyped-call]
 
     def _copy_to_host(self, host: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
         values = self.find(source)
-        self.streams.put(self._stream, lambda: host.copy_(values))
+        self.streams.put(self._notes.stream, lambda: host.copy_(values))
         if not (non_blocking and host.untyped_storage() in self._pinned):
             self.wait()
         return host
@@ -214,7 +215,7 @@ class PretendCard(Recorder):  # type: ignore[no-untyped-call]
         if work is not None:
             if torch.Tag.nondeterministic_seeded in func.tags:
                 work = self._with_numbers_drawn(work)
-            self.streams.put(self._stream, work)
+            self.streams.put(self._notes.stream, work)
         return result
 
     def _with_numbers_drawn(self, work: Any) -> Any:

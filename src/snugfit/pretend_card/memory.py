@@ -19,7 +19,7 @@ from snugfit import private_torch
 from snugfit.errors import TrainingError
 from snugfit.recording.allocator import AllocatorConfig, OutOfMemory
 from snugfit.recording.tensor_bytes import allocator_for
-from snugfit.recording.trace import Place
+from snugfit.recording.trace_builder import Place
 from snugfit.units import format_bytes
 
 ADDRESSES = 1 << 42

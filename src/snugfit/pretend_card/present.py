@@ -8,15 +8,15 @@ from contextlib import contextmanager
 
 import torch
 
-from snugfit.fake_device import registration
+from snugfit.attributes import Change, replaced
 from snugfit.fake_device.accelerator import backend
 from snugfit.fake_device.personality import Personality
-from snugfit.fake_device.replaced import Change, replaced
 from snugfit.fake_device.translate import cuda_means_sim
 from snugfit.pretend_card import ranks
 from snugfit.pretend_card.card import PretendCard
 from snugfit.pretend_card.statistics import CardStatistics
-from snugfit.private_torch import FakeTensor
+from snugfit.private_torch.fake_tensors import FakeTensor
+from snugfit.recorder import registration
 from snugfit.recording.allocator import AllocatorConfig
 from snugfit.recording.generations import GENERATIONS, Capability
 

@@ -21,11 +21,11 @@ import torch
 
 from snugfit import private_torch
 from snugfit.fake_device.accelerator import Stream
-from snugfit.fake_device.operator_costs import tensors_in
 from snugfit.fake_device.personality import DEVICE_TYPE
 from snugfit.pretend_card.streams import QueueMark, Streams
 from snugfit.pretend_card.values import arguments
 from snugfit.private_torch import collectives
+from snugfit.techniques.batches import tensors_in
 
 BACKEND = "pretend"
 """Name of the process group between pretend cards: `init_process_group("pretend")`."""

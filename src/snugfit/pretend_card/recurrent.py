@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from snugfit.fake_device.recurrent_kernels import reserve_bytes
+from snugfit.operators.recurrent_kernels import reserve_bytes
 
 _BY_MODE: tuple[Any, ...] = (torch.rnn_relu, torch.rnn_tanh, torch.lstm, torch.gru)
 _SEED_BYTES = 8

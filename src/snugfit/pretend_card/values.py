@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from snugfit.fake_device.operator_costs import tensors_in
 from snugfit.fake_device.personality import DEVICE_TYPE
 from snugfit.pretend_card import only_on_cards
 from snugfit.private_torch import dispatcher
+from snugfit.techniques.batches import tensors_in
 
 _CPU = torch.device("cpu")
 _UNFILLED = frozenset({"empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided", "empty_permuted"})

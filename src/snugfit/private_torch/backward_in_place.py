@@ -1,8 +1,8 @@
-"""Operators that torch's formulas of gradients run in place, but not where they see fake tensors or a dispatch mode.
+"""What backward does in place, but not where it sees fake tensors or a dispatch mode: sums of gradients, and formulas.
 
-For tensor subclasses, and under any dispatch mode, these formulas make a new tensor where a real run writes into the one
-that they have just made: gradients of indexing, of values that were selected, and of the loss of logits would count once
-too often.
+For tensor subclasses, and under any dispatch mode, formulas of gradients make a new tensor where a real run writes into the
+one that they have just made: gradients of indexing, of values that were selected, and of the loss of logits would count
+once too often.
 
 Source: `isTensorSubclassLike` and its callers, in aten/src/ATen/TensorSubclassLikeUtils.h, native/ReduceOps.cpp
 (value_selecting_reduction_backward, cummaxmin_backward), native/TensorAdvancedIndexing.cpp (gather_backward,
@@ -19,7 +19,9 @@ from typing import Any
 
 import torch
 
-from snugfit.private_torch import current_node
+from snugfit.errors import CannotSimulateError
+from snugfit.private_torch import DirectMode, current_node
+from snugfit.private_torch.fake_tensors import FakeTensor
 
 _aten = torch.ops.aten
 _BY_OPERATOR = {
@@ -35,6 +37,10 @@ _BY_OPERATOR = {
 _HELD = {_aten.mul.Tensor: 5}
 """Operator -> the most references to a tensor that a formula has made, as a dispatch mode sees them; one that was saved for
 backward, such as the loss's weights of classes, has more."""
+
+_ALONE = (4, 2)
+"""Counts of references to a tensor, and to its storage, that nobody but the autograd engine holds, as a dispatch mode sees
+them."""
 
 
 def in_place_of(func: Any, args: Sequence[Any]) -> Any:
@@ -55,3 +61,49 @@ def in_place_of(func: Any, args: Sequence[Any]) -> Any:
     if broadcast and torch.broadcast_shapes(target.shape, args[1].shape) != target.shape:  # type: ignore[no-untyped-call]
         return func
     return found[0]
+
+
+def summed_in_place(args: Sequence[Any]) -> bool:
+    """Returns whether autograd adds up gradients here (args of `aten.add.Tensor`), which a real run does in place.
+
+    Gradients that reach a node from several sides are added into the first of them, where nobody else holds that. For
+    tensor subclasses, as fake tensors are, the engine makes a new tensor instead.
+
+    Source: `torch/csrc/autograd/input_buffer.cpp`, can_accumulate_inplace and accumulate.
+    """
+    if torch._C._current_graph_task_id() == -1 or len(args) != 2:
+        return False
+    if sys._getframe(2).f_code.co_name != "_engine_run_backward":  # a Python kernel or hook inside of backward
+        return False
+    total, share = args
+    if type(total) is not type(share) or type(total) not in (FakeTensor, torch.Tensor):
+        return False
+    if total.shape != share.shape or total.dtype != share.dtype:
+        return False
+    counts = total._use_count(), torch._C._storage_Use_Count(total.untyped_storage()._cdata)
+    return counts == _ALONE and _is_dense(total)
+
+
+def check_summed_in_place() -> None:
+    """Raises if `summed_in_place` fails with this torch: it goes by reference counts; predictions would be too high."""
+    found: list[bool] = []
+
+    class Watch(DirectMode):  # type: ignore[no-untyped-call]
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func is torch.ops.aten.add.Tensor:
+                found.append(summed_in_place(args))
+            return func(*args, **(kwargs or {}))
+
+    with torch.enable_grad(), Watch():  # type: ignore[no-untyped-call]
+        value = torch.ones(2, requires_grad=True) * 1
+        torch.stack([value * 2, value * 3]).sum().backward()  # type: ignore[no-untyped-call]
+    if found != [True]:
+        raise CannotSimulateError(
+            f"torch {torch.__version__} sums gradients in a way that this version of snugfit does not know, so predictions "
+            "would be wrong. Use a torch that README.md names, or a newer snugfit."
+        )
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    reach = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return reach == tensor.numel()

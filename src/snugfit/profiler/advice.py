@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from snugfit.devices import Device, device_named
-from snugfit.errors import SnugfitError
+from snugfit.errors import SnugfitError, in_words
 from snugfit.fake_device.personality import Personality
 from snugfit.private_torch import tree_leaves
 from snugfit.recipe import Recipe
@@ -100,7 +100,7 @@ class SeenModel:
         try:
             data = skeleton.dumps((model, (args, kwargs), kind, settings))
         except Exception as error:  # pickling a user's class may raise anything
-            return cls(b"", returns_loss, precision, blocks, f"{type(error).__name__}: {error}")
+            return cls(b"", returns_loss, precision, blocks, in_words(error))
         return cls(data, returns_loss, precision, blocks)
 
 

@@ -14,7 +14,7 @@ import torch
 
 from snugfit.errors import InputError
 from snugfit.measure.allocator_events import warm_up
-from snugfit.measure.process_memory import read_process_memory
+from snugfit.process_memory import read_process_memory
 from snugfit.profiler.advice import Advice, SeenModel, advise
 from snugfit.profiler.recorder import ProfileRecorder
 from snugfit.recording.allocator import AllocatorConfig

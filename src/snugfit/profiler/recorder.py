@@ -15,7 +15,7 @@ import dataclasses
 import os
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
 import torch
@@ -25,46 +25,17 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from snugfit import private_torch
 from snugfit.attributes import attributes_set
 from snugfit.device_kinds import CUDA
-from snugfit.measure.seen_modules import SeenModules
-from snugfit.measure.storage_ledger import StorageLedger
 from snugfit.private_torch import TorchDispatchMode, current_mode, current_node, on_storage_resize
+from snugfit.profiler.ledger import MADE_ELSEWHERE, ProfileLedger, plain_tensors
 from snugfit.profiler.temporaries import OperatorMark, with_temporaries
 from snugfit.profiler.truth import CpuTruth, CudaTruth
-from snugfit.recording.trace import Trace, TraceBuilder
+from snugfit.recorder.seen_modules import SeenModules
+from snugfit.recording.trace import Trace
+from snugfit.recording.trace_builder import TraceBuilder
 from snugfit.simulator.batch_shapes import skeleton_of
-from snugfit.techniques.batches import tensors_of
 
 EVENT_LIMIT = 2_000_000
 """Events after which watching ends, also without the steps that were asked for."""
-_MADE_ELSEWHERE = "(made outside of watched code)"
-
-
-class ProfileLedger(StorageLedger):
-    """A ledger of real storages: knows memory that is not the allocator's, and which module a tensor belongs to."""
-
-    def move_to_cuda(self) -> None:
-        """From now on the device is the GPU; everything so far is on the host."""
-        self._device_type = CUDA
-        self.builder.all_on_host()
-
-    def see(self, tensor: torch.Tensor, **made: Any) -> None:
-        """Records a new storage; memory of numpy, files and loader processes counts as host memory."""
-        mapped = tensor.device.type == "cpu" and tensor not in self and not tensor.untyped_storage().resizable()
-        with self.as_host() if mapped else nullcontext():
-            super().see(tensor, **made)
-
-    def claim_for(self, tensor: torch.Tensor, category: str, module: str) -> None:
-        """Sets category and module of a tensor (empty: where it was made); an unseen one is recorded first."""
-        if _is_plain(tensor):
-            self.see(tensor, operator=_MADE_ELSEWHERE, module=module, phase="build", stream=0)
-            self.claim((tensor,), category, module)
-
-    def claim_inputs(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Claims tensors given to a model as inputs, unless a forward pass made them."""
-        for tensor in tensors:
-            ref = self._alive.get(tensor.untyped_storage()._cdata)
-            if ref is not None and not ref.claimed and ref.phase in ("build", "data"):
-                self._set(ref, "inputs")
 
 
 class ProfileRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -168,10 +139,10 @@ class ProfileRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return NotImplemented  # a tensor made of tensors: its parts come by on their own
         module = self._where()
         phase, name = self._phase, str(func)
-        for tensor in _plain_tensors((*args, *kwargs.values())):
-            self._ledger.see(tensor, operator=_MADE_ELSEWHERE, module="", phase=phase, stream=0)
+        for tensor in plain_tensors((*args, *kwargs.values())):
+            self._ledger.see(tensor, operator=MADE_ELSEWHERE, module="", phase=phase, stream=0)
         result = func(*args, **kwargs)
-        for tensor in _plain_tensors((result,)):
+        for tensor in plain_tensors((result,)):
             if tensor.device.type == CUDA and self.device_index is None:
                 self._move_to_cuda(tensor.device)
             self._ledger.see(tensor, operator=name, module=module, phase=phase, stream=0)
@@ -241,7 +212,7 @@ class ProfileRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs, output = more if len(more) == 2 else ({}, None)
         if self._depth or not self._on or current_node() is not None:
             return
-        given = _plain_tensors((args, kwargs))
+        given = plain_tensors((args, kwargs))
         self._ledger.claim_inputs(tensor for tensor in given if not tensor.requires_grad)
         if self._phase == "evaluation":
             self._turn("data")
@@ -306,15 +277,6 @@ class ProfileRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _unwatched(self) -> AbstractContextManager[None]:
         """Context in which operators are not recorded, for the profile's own."""
         return attributes_set([self], _on=False)
-
-
-def _is_plain(tensor: torch.Tensor) -> bool:
-    """Whether a tensor has a storage of its own: not sparse, not a wrapper of others."""
-    return tensor.layout is torch.strided and type(tensor).__torch_dispatch__ is private_torch.PLAIN_DISPATCH
-
-
-def _plain_tensors(values: Any) -> list[torch.Tensor]:
-    return [tensor for tensor in tensors_of(values) if _is_plain(tensor)]
 
 
 def _returns_loss(output: Any) -> bool:

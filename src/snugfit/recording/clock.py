@@ -25,7 +25,8 @@ from collections.abc import Iterator, Sequence
 
 from snugfit.devices import Device
 from snugfit.recording.kernel_times import run_seconds
-from snugfit.recording.trace import OperatorRun, Trace
+from snugfit.recording.operator_run import OperatorRun
+from snugfit.recording.trace import Trace
 
 HOST_OPERATOR_SECONDS = 40e-6
 """Host time of an operator that computes, without the launch: Python, modules, autograd, dispatcher, and the views

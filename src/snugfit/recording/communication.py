@@ -24,7 +24,7 @@ from __future__ import annotations
 import math
 
 from snugfit.devices import Device
-from snugfit.recording.trace import Collective
+from snugfit.recording.operator_run import Collective
 
 START_SECONDS = 43e-6
 """Start of a collective, in which ranks also find each other (fitted: benchmarks/results/communication.json). NCCL's own

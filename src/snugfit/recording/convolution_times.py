@@ -26,8 +26,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from snugfit.recording.operator_run import Convolution
 from snugfit.recording.product_times import TILE_INNER, product_share
-from snugfit.recording.trace import Convolution
 
 CHANNELS_TOGETHER = 8
 """Channels that one load of 16 bytes brings (NVIDIA, "Convolutional Layers User's Guide")."""

@@ -14,7 +14,8 @@ from typing import Any
 
 from snugfit import calibrations
 from snugfit.recording.clock import Timing, runs_of_step
-from snugfit.recording.trace import OperatorRun, Trace
+from snugfit.recording.operator_run import OperatorRun
+from snugfit.recording.trace import Trace
 
 _UPDATE = "optimizer"
 

@@ -14,18 +14,8 @@ from typing import Any
 
 from snugfit.recording.alike_stretches import NO_BLOCK, Line, NotAlike, Pattern
 from snugfit.recording.multi_tensor import TensorLists
-from snugfit.recording.trace import (
-    ALLOC,
-    EMPTY_CACHE,
-    FREE,
-    RESIZE,
-    WORKSPACE,
-    OperatorRun,
-    Repeat,
-    Storage,
-    Trace,
-    Workspace,
-)
+from snugfit.recording.operator_run import OperatorRun
+from snugfit.recording.trace import ALLOC, EMPTY_CACHE, FREE, RESIZE, WORKSPACE, Repeat, Storage, Trace, Workspace
 
 _RUN = EMPTY_CACHE + 1
 _LISTS = ("aten._foreach_", "aten._fused_")

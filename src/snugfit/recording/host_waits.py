@@ -18,7 +18,8 @@ from collections import Counter
 
 from snugfit.devices import Device
 from snugfit.recording.clock import clock, runs_of_step
-from snugfit.recording.trace import OperatorRun, Trace
+from snugfit.recording.operator_run import OperatorRun
+from snugfit.recording.trace import Trace
 
 WORTH_SHARE = 0.005
 """Waits that cost less than this share of a step are said to cost nothing."""

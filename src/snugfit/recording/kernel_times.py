@@ -16,8 +16,8 @@ from __future__ import annotations
 from snugfit.devices import Device
 from snugfit.recording.communication import collective_seconds
 from snugfit.recording.convolution_times import Rates, convolution_seconds
+from snugfit.recording.operator_run import OperatorRun
 from snugfit.recording.product_times import TILE_INNER, around_tile, product_share
-from snugfit.recording.trace import OperatorRun
 
 KERNEL_SECONDS = 2.5e-6
 """Time of a kernel without work. An addition of 1024 numbers takes 1.1 to 1.3 microseconds

@@ -22,7 +22,8 @@ from snugfit.devices import Device
 from snugfit.recording.clock import clock, runs_of_step
 from snugfit.recording.convolution_times import CHANNELS_TOGETHER
 from snugfit.recording.kernel_times import run_seconds
-from snugfit.recording.trace import OperatorRun, Trace
+from snugfit.recording.operator_run import OperatorRun
+from snugfit.recording.trace import Trace
 
 MULTIPLES = (8, 64, 128)
 """Sizes are padded to multiples of one of these, of the smallest that is fastest: what a load brings in 16 bits, and the

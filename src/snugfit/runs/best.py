@@ -21,7 +21,7 @@ from snugfit.training.whole_weights import load_state, save_state
 from snugfit.workload import Workload
 
 if TYPE_CHECKING:
-    from snugfit.training.step import Trainer
+    from snugfit.training.trainer import Trainer
     from snugfit.workloads.data.splits import Splits
     from snugfit.workloads.tasks import Task
 

@@ -23,7 +23,7 @@ from snugfit.units import format_bytes
 
 if TYPE_CHECKING:
     from snugfit.measure.meter import Meter
-    from snugfit.training.step import Trainer
+    from snugfit.training.trainer import Trainer
 
 ALIKE = 1.01
 """Recipes are as lean as one another when they take so nearly the same."""

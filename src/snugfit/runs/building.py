@@ -19,7 +19,7 @@ from snugfit.techniques.batches import first_tensor
 from snugfit.techniques.true_precision.apply import held_in
 from snugfit.training.prepare import prepare
 from snugfit.training.random_state import capture, restore, seed_everything
-from snugfit.training.step import Trainer
+from snugfit.training.trainer import Trainer
 from snugfit.workloads.model_shapes import vocabulary_size
 from snugfit.workloads.models import build_model
 from snugfit.workloads.text.packing import check_borders

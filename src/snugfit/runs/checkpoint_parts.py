@@ -34,7 +34,7 @@ from snugfit.techniques.shard.apply import local
 from snugfit.training.shares import layouts, share_of_whole, spread_as
 
 if TYPE_CHECKING:
-    from snugfit.training.step import Trainer
+    from snugfit.training.trainer import Trainer
 
 _PACKED = "packed_by"
 """Key of the number of processes, and of those that share a weight, where state is packed by share."""

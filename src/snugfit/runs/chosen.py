@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from snugfit.device_kinds import limited
-from snugfit.errors import InputError, note
+from snugfit.errors import InputError, in_words, note
 from snugfit.fidelity import Fidelity
 from snugfit.fields import as_typed
 from snugfit.json_files import json_text
@@ -133,7 +133,7 @@ def chosen_of(recipe: Recipe, plan: str | None, *, tune: bool = True) -> Chosen:
         )
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise InputError(
-            f"plan.json of the run was altered, or written by another version of snugfit ({type(error).__name__}: {error}). "
+            f"plan.json of the run was altered, or written by another version of snugfit ({in_words(error)}). "
             "Remove it, and the run goes on without a plan."
         ) from error
 

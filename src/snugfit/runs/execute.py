@@ -40,10 +40,10 @@ from snugfit.runs.tuned import watch_tuning, with_rivals_to_time
 from snugfit.techniques.adapter.layers import adapted_layers
 from snugfit.training.adapter_file import merge_adapter
 from snugfit.training.run_results import taken_in
-from snugfit.training.step import Trainer
+from snugfit.training.trainer import Trainer
 from snugfit.training.tuning import STEPS_EACH
 from snugfit.training.whole_weights import Weights, is_packed, write_together
-from snugfit.workloads.weights import fingerprint
+from snugfit.workloads.stored_weights import fingerprint
 from snugfit.workloads.weights_file import layout_of
 
 

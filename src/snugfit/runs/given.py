@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
-from snugfit.errors import InputError
+from snugfit.errors import InputError, in_words
 from snugfit.runs.request import Collate, Given, name_of
 from snugfit.techniques.batches import map_tensors
 from snugfit.training.evaluation import task_of, undisturbed
@@ -95,8 +95,8 @@ def check_batch(trainer: Any, data: Any, task: Task) -> None:
         ) from error
     except Exception as error:
         raise InputError(
-            f"the model cannot take a batch of the data ({words}): {type(error).__name__}: "
-            f"{' '.join(str(error).split()).rstrip('.')}. A tensor goes in as it is, of a tuple the first, a dict as "
+            f"the model cannot take a batch of the data ({words}): {in_words(error)}. "
+            "A tensor goes in as it is, of a tuple the first, a dict as "
             "keywords, or forward=function of (model, batch); loss=function of (output, batch) gets the rest."
         ) from error
 

@@ -16,7 +16,7 @@ from datetime import timedelta
 from typing import Any, TypeVar
 
 from snugfit.device_kinds import CPU, CUDA, REHEARSE, default_device
-from snugfit.errors import InputError, option
+from snugfit.errors import InputError, message_of, option
 from snugfit.machine import usable_processors
 from snugfit.runs import others
 from snugfit.runs.processes import DEFAULT_TIMEOUT
@@ -76,8 +76,8 @@ def joined(
 def _backend(kind: str) -> str:
     """The backend for collectives between devices of a kind."""
     if kind.startswith(REHEARSE):
-        from snugfit.fake_device import registration
         from snugfit.pretend_card import ranks
+        from snugfit.recorder import registration
 
         registration.register()
         ranks.register()
@@ -103,7 +103,7 @@ def _store(rank: Rank, rdzv: str | None, timeout: float) -> Any:
             lambda: store(host, port, rank.count, rank.number == 0, timeout=wait, wait_for_workers=False), timeout
         )
     except (RuntimeError, ValueError) as error:
-        cause = " ".join(str(error).split())[:200].rstrip(".")
+        cause = message_of(error)
         if rank.number == 0:
             raise InputError(
                 f"process 0 of {rank.count} cannot listen at {where}: {cause}. Give another port "

@@ -13,10 +13,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from snugfit.errors import InputError, did_you_mean, option, warn
+from snugfit.errors import InputError, did_you_mean, in_words, option, warn
 from snugfit.library_imports import needed
 from snugfit.training.run_results import TENSORBOARD
-from snugfit.workers.failures import named
 
 PROJECT = "snugfit"
 """Project, or experiment, of all runs, where the logger's own settings name none."""
@@ -138,7 +137,9 @@ class RunLog:
                 yield
         except Exception as error:
             self.opened.pop(name, None)
-            warn(f"{name} takes no more metrics ({named(error)}); training goes on, and metrics.jsonl has all of them.")
+            warn(
+                f"{name} takes no more metrics ({in_words(error)}); training goes on, and metrics.jsonl has all of them."
+            )
 
 
 @contextlib.contextmanager
@@ -161,7 +162,7 @@ def logged_to(
                 with contextlib.redirect_stdout(sys.stderr):
                     log.opened[name] = LOGGERS[name][0](path.absolute(), settings)
             except Exception as error:
-                raise InputError(f"{option('log_to')} {name} does not start: {named(error)}.") from error
+                raise InputError(f"{option('log_to')} {name} does not start: {in_words(error)}.") from error
         yield log
         failed = False
     finally:

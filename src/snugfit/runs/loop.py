@@ -32,7 +32,7 @@ from snugfit.workloads.data.splits import Splits
 from snugfit.workloads.loader import batches, steps_per_epoch
 
 if TYPE_CHECKING:
-    from snugfit.training.step import Trainer
+    from snugfit.training.trainer import Trainer
     from snugfit.workloads.tasks import Task
 
 STATE_VERSION = 1

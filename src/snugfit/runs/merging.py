@@ -30,7 +30,7 @@ from snugfit.training.run_results import ADAPTER, MODEL, written_beside
 from snugfit.workloads.hf import load_config
 from snugfit.workloads.hf_files import fresh_parts
 from snugfit.workloads.models import build_model, parse_model_args
-from snugfit.workloads.weights import StoredShards, StoredWeights, fingerprint
+from snugfit.workloads.stored_weights import StoredShards, StoredWeights, fingerprint
 from snugfit.workloads.weights_file import Layout, layout_of, save_tensors
 
 

@@ -18,8 +18,8 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from snugfit.errors import warn
-from snugfit.fake_device.materialise import without_memory
 from snugfit.planner.separable import given_check
+from snugfit.recorder.materialise import without_memory
 from snugfit.runs.chosen import Chosen
 from snugfit.runs.job import Job
 from snugfit.runs.planned import described

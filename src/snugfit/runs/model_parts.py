@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from snugfit.errors import InputError, SnugfitError
-from snugfit.fake_device.materialise import without_memory
+from snugfit.errors import InputError, SnugfitError, message_of
+from snugfit.recorder.materialise import without_memory
 from snugfit.runs.request import Request
 from snugfit.techniques.batches import map_tensors
 from snugfit.training.evaluation import undisturbed
@@ -16,8 +16,8 @@ from snugfit.workloads.data import Splits
 from snugfit.workloads.hf_files import holds_weights, stored_weights
 from snugfit.workloads.model_files import describe
 from snugfit.workloads.models import build_model, parse_model_args
+from snugfit.workloads.stored_weights import StoredShards, StoredWeights
 from snugfit.workloads.tasks import IMAGE_CLASSIFICATION, Task, classification_logits
-from snugfit.workloads.weights import StoredShards, StoredWeights
 
 
 def hub_name(request: Request) -> str | None:
@@ -88,7 +88,7 @@ def check_sample(request: Request, data: Splits, task: Task, model_args: Mapping
             batch = data.train.batch([0])
         except RuntimeError as error:  # no memory for one image
             raise InputError(
-                f"an image of {data.name} cannot be made: {' '.join(str(error).split())}. Give a smaller --image-size."
+                f"an image of {data.name} cannot be made: {message_of(error)}. Give a smaller --image-size."
             ) from error
         given = f"an image of {data.name}, shape {list(batch[0].shape[1:])}"
         todo = "Give --image-size, --model-arg, or a model for such images."

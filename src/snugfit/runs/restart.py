@@ -22,7 +22,7 @@ from snugfit.techniques.batch_share import largest_share
 from snugfit.workload import Workload
 
 if TYPE_CHECKING:
-    from snugfit.training.step import Trainer
+    from snugfit.training.trainer import Trainer
 
 
 def note(path: Path, trainer: Trainer, cause: str) -> None:

@@ -38,7 +38,7 @@ from snugfit.training.run_results import BEST, CHECKPOINTS, remove_results
 if TYPE_CHECKING:
     from snugfit.runs.checkpoint import CheckpointStore
     from snugfit.runs.checkpoint_parts import Parts
-    from snugfit.training.step import Trainer
+    from snugfit.training.trainer import Trainer
 
 DEFAULT_KEEP = 2
 _LOCK = ".lock"

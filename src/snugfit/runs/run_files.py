@@ -22,7 +22,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from snugfit.errors import InputError, option
+from snugfit.errors import InputError, in_words, option
 from snugfit.recipe import Recipe
 from snugfit.runs.request import Request
 from snugfit.training.run_results import CHECKPOINTS
@@ -129,6 +129,6 @@ class RunFiles:
                 raise TypeError("steps is no whole number")
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise InputError(
-                f"{path} cannot be read, as it was altered ({type(error).__name__}: {error}). Remove it; the run ends anew."
+                f"{path} cannot be read, as it was altered ({in_words(error)}). Remove it; the run ends anew."
             ) from error
         return summary

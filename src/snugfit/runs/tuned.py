@@ -16,7 +16,7 @@ from snugfit.report.words import recipe_in_words
 from snugfit.runs.chosen import Chosen
 from snugfit.runs.run_device import RunDevice
 from snugfit.runs.run_dir import RunDirectory
-from snugfit.training.step import Trainer
+from snugfit.training.trainer import Trainer
 from snugfit.training.tuning import Tuning, steps_for
 
 LONGER = 3

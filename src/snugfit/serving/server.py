@@ -19,7 +19,7 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from snugfit.errors import SnugfitError
+from snugfit.errors import SnugfitError, in_words
 from snugfit.serving.desk import BusyError, Desk, Question
 from snugfit.workers.pool import Cancelled
 
@@ -117,8 +117,8 @@ class _Handler(BaseHTTPRequestHandler):
             end = "refused"
             send({"error": str(error)})
         except Exception as error:
-            end = f"failed: {type(error).__name__}: {error}"
-            send({"error": f"snugfit failed ({type(error).__name__}: {error}). That is a fault of snugfit."})
+            end = f"failed: {in_words(error)}"
+            send({"error": f"snugfit failed ({in_words(error)}). That is a fault of snugfit."})
         finally:
             question.ended.set()
         self._log(f"{HTTPStatus.OK:d} {end}")

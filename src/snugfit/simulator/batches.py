@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from snugfit.errors import warn
-from snugfit.fake_device.materialise import Materialiser
+from snugfit.errors import in_words, warn
 from snugfit.recipe import Recipe
+from snugfit.recorder.materialise import Materialiser
 from snugfit.techniques.batch_share import share_of, sharers
 from snugfit.techniques.batches import first_tensor, map_tensors, split_batch, why_uncut
 from snugfit.training.evaluation import evaluated_at_once, task_of
@@ -41,10 +41,9 @@ class EvaluationBatches:
         except Exception as error:
             if not self._own:
                 raise
-            reason = " ".join(str(error).split())[:300].rstrip(".")
             warn(
                 "evaluation is left out of the estimate: model and loss do not run as an evaluation does, in eval mode and "
-                f"without gradients ({type(error).__name__}: {reason}). evaluate=False leaves it out without a word.",
+                f"without gradients ({in_words(error)}). evaluate=False leaves it out without a word.",
             )
 
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from snugfit.fake_device.materialise import Materialiser
 from snugfit.private_torch import tree_leaves, tree_map
+from snugfit.recorder.materialise import Materialiser
 from snugfit.recording.trace import ALLOC, FREE, Trace
 from snugfit.techniques.base import WrappedForward
 from snugfit.training.model_call import Forward, output_of

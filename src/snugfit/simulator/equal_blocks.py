@@ -19,7 +19,6 @@ from typing import Any
 from torch import nn
 
 from snugfit.errors import SnugfitWarning
-from snugfit.fake_device.chance import Chance
 from snugfit.fake_device.personality import Personality
 from snugfit.recipe import Recipe
 from snugfit.recording.alike_stretches import NotAlike
@@ -27,6 +26,7 @@ from snugfit.recording.expansion import Expansion
 from snugfit.recording.recording import Recording
 from snugfit.simulator.alike_modules import rows_alike
 from snugfit.techniques.blocks import find_blocks
+from snugfit.values.chance import Chance
 
 FEW = 3
 """Blocks of the first recording; the second one has one more."""

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from snugfit.devices import DEVICES, Device, device_named
 from snugfit.errors import InputError, RecipeError, warn
-from snugfit.fake_device.assumptions import AssumeArgument, assumptions_from
 from snugfit.fake_device.personality import Personality
 from snugfit.nccl import among
 from snugfit.recipe import Recipe
@@ -21,12 +20,14 @@ from snugfit.recording.generations import GENERATIONS
 from snugfit.recording.recording import Recording
 from snugfit.report.waiting import waits_are_told
 from snugfit.run import Run
+from snugfit.simulator.assembly import assemble
 from snugfit.simulator.given_batches import NOT_GIVEN, given_batches
-from snugfit.simulator.prediction import Estimate, assemble
+from snugfit.simulator.prediction import Estimate
 from snugfit.simulator.request import NamedModel
 from snugfit.simulator.subjects import given_subject, named_subject, title_of
 from snugfit.techniques import left_to_the_loop
 from snugfit.techniques.shard import groups_of
+from snugfit.values.assumptions import AssumeArgument, assumptions_from
 from snugfit.workload import Workload, algorithm_and_storage
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ def estimate(
         split: Function of (batch, size) giving microbatches; None: along dimension 0.
         loss_weight: How losses of microbatches combine, as for `snugfit.prepare`.
         assume: What to take for values that simulated tensors do not have, such as `{"nonzero": 0.25}`: fields of
-            `Assumptions` (`fake_device/assumptions.py`). What was used is named in the estimate's `answered`.
+            `Assumptions` (`values/assumptions.py`). What was used is named in the estimate's `answered`.
         whole: Whether every block of the model is simulated, also where a few of them tell what all do. The answer is the
             same and takes longer. A step of your own is simulated whole anyway.
         pool: Workers to use; None: one of this process, which stays warm.

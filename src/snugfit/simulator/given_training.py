@@ -15,15 +15,14 @@ from typing import Any
 
 import torch
 
-from snugfit.errors import SnugfitError, TrainingError
-from snugfit.fake_device.chance import Chance
-from snugfit.fake_device.compiled import compiled_on_fakes
-from snugfit.fake_device.materialise import Materialiser
+from snugfit.errors import SnugfitError, TrainingError, in_words, message_of
 from snugfit.fake_device.personality import Personality
 from snugfit.fake_device.ranks import one_of
-from snugfit.fake_device.record import record
 from snugfit.phases import phase
 from snugfit.recipe import Recipe
+from snugfit.recorder.compiled import compiled_on_fakes
+from snugfit.recorder.materialise import Materialiser
+from snugfit.recorder.record import record
 from snugfit.recording.recording import Recording
 from snugfit.simulator.batches import EvaluationBatches, batch_share, longest
 from snugfit.simulator.between_blocks import BetweenBlocks
@@ -43,7 +42,7 @@ from snugfit.training.course import Course
 from snugfit.training.evaluation import task_of
 from snugfit.training.given_optimizer import name_of
 from snugfit.training.prepare import prepare
-from snugfit.workers.failures import in_one_line
+from snugfit.values.chance import Chance
 from snugfit.workers.pool import Pool, shared_pool
 from snugfit.workload import Workload
 from snugfit.workloads.sparse_weights import check_sparse
@@ -97,7 +96,7 @@ def record_given(
         return GivenTraining(model, batch, arguments, recipe, personality, **how).whole()
     except Exception as error:  # compilers raise what they like; what is wrong with the request fails eagerly, too
         cause = error.__cause__ or error
-        reason = f"{type(cause).__name__}: {' '.join(str(cause).split())[:300].rstrip('.')}"
+        reason = in_words(cause)
         del cause
     gc.collect()
     recording = GivenTraining(*request, eager_of(recipe), personality, **how).whole()
@@ -277,7 +276,7 @@ class GivenTraining(Session):
         try:
             trainer = prepare(self.model, self.recipe.replace(microbatch_size=None), device="cpu", **single)
         except SnugfitError as error:
-            raise NotTried(f"it cannot be prepared on cpu ({in_one_line(error)})") from error
+            raise NotTried(f"it cannot be prepared on cpu ({message_of(error)})") from error
 
         def step(batch: Any) -> None:
             with contextlib.suppress(TrainingError):  # random weights may give an infinite loss; the step ran

@@ -21,8 +21,8 @@ from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any, NoReturn
 
+from snugfit.attributes import Change, replaced
 from snugfit.errors import CannotSimulateError
-from snugfit.fake_device.replaced import Change, replaced
 
 _QUIET = {
     "WANDB_MODE": "disabled", "COMET_MODE": "DISABLED", "NEPTUNE_MODE": "debug",

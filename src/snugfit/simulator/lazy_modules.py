@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.nn.parameter import is_lazy
 
-from snugfit.errors import InputError
+from snugfit.errors import InputError, in_words
 from snugfit.techniques.batches import map_tensors
 from snugfit.training.model_call import output_of
 
@@ -25,5 +25,5 @@ def give_shapes(model: torch.nn.Module, batch: Any, forward: Callable[[Any, Any]
     except Exception as error:
         raise InputError(
             f"{waiting[0]!r} is lazy and has no shape yet, and the model could not be looked at without values "
-            f"({type(error).__name__}: {str(error)[:200]}). Call the model on one batch before you give it to snugfit."
+            f"({in_words(error)}). Call the model on one batch before you give it to snugfit."
         ) from error

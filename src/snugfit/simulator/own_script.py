@@ -18,15 +18,15 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from snugfit.errors import InputError, SnugfitError
-from snugfit.fake_device.assumptions import AssumeArgument, Assumptions, assumptions_from
+from snugfit.attributes import Change, replaced
+from snugfit.errors import InputError, SnugfitError, in_words
 from snugfit.fake_device.personality import Personality
-from snugfit.fake_device.replaced import Change, replaced
 from snugfit.simulator.estimate import DeviceArgument, cards_of, estimated
 from snugfit.simulator.prediction import Estimate
 from snugfit.simulator.script import EnoughSeen, as_main, check_script, exit_code, print_error
 from snugfit.simulator.script_seen import Observer, ScriptRecording
-from snugfit.workers.failures import line_of, named
+from snugfit.values.assumptions import AssumeArgument, Assumptions, assumptions_from
+from snugfit.workers.failures import line_of
 from snugfit.workers.forked import FORKS, forked
 from snugfit.workers.pool import Pool
 from snugfit.workload import CUSTOM_OPTIMIZER, Workload
@@ -70,7 +70,7 @@ def fresh_workers() -> FreshWorkers:
 
 def _in_copy(*request: Any, **settings: Any) -> Any:
     """Runs a function in a copy of this worker, which has loaded what any script needs."""
-    import snugfit.fake_device.script_recorder
+    import snugfit.recorder.script_recorder
     import snugfit.simulator.session  # noqa: F401
 
     return forked(*request, **settings)
@@ -136,9 +136,9 @@ def record_watched(
 
     `captured`: tensors that arrived with that code and belong to no model.
     """
-    from snugfit.fake_device.record import record
     from snugfit.fake_device.says_cuda import code_says_cuda
-    from snugfit.fake_device.script_recorder import ScriptRecorder, addresses, copies
+    from snugfit.recorder.record import record
+    from snugfit.recorder.script_recorder import ScriptRecorder, addresses, copies
     from snugfit.simulator.harmless import harmless
     from snugfit.simulator.session import without_logs
 
@@ -237,10 +237,10 @@ class WatchedScript:
                 return
             seen = f"after {self.steps} training steps" if self.steps else "before its optimizer stepped"
             if self.changed or self.observer.put_on:  # it works as it is
-                raise InputError(f"with it the script fails {seen}: {named(error)}{line_of(error)}.") from error
+                raise InputError(f"with it the script fails {seen}: {in_words(error)}{line_of(error)}.") from error
             raise InputError(
-                f"{path} failed {seen}, with its traceback above: {named(error)}{line_of(error)}. If the same command line "
-                "works without snugfit, its code asks the simulated device for something that it does not have."
+                f"{path} failed {seen}, with its traceback above: {in_words(error)}{line_of(error)}. If the same command "
+                "line works without snugfit, its code asks the simulated device for something that it does not have."
             ) from error
         if not self.steps:
             ended = f"ended with exit status {code}" if code else "ended"

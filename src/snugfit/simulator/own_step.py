@@ -11,11 +11,10 @@ from typing import Any
 import torch
 
 from snugfit.errors import InputError
-from snugfit.fake_device.line_search import calls_until_full
-from snugfit.fake_device.materialise import Materialiser
 from snugfit.fake_device.personality import Personality
 from snugfit.phases import phase
 from snugfit.recipe import Recipe
+from snugfit.recorder.materialise import Materialiser
 from snugfit.recording.recording import Recording
 from snugfit.simulator.session import CARD, STEPS, Session, switchable
 from snugfit.techniques.own_optimizer import own_optimizer
@@ -23,6 +22,7 @@ from snugfit.techniques.quantize.apply import load_libraries
 from snugfit.training.apply import apply
 from snugfit.training.optimizers import OPTIMIZER_TABLE, make_optimizer, optimizer_groups, parameter_groups
 from snugfit.training.step_optimizers import each_optimizer, made_of, map_optimizers
+from snugfit.values.line_search import calls_until_full
 from snugfit.workers.pool import Pool, shared_pool
 from snugfit.workload import CUSTOM_OPTIMIZER, Workload, algorithm_and_storage
 from snugfit.workloads.traits import model_traits

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from snugfit.errors import CannotSimulateError, SnugfitError
-from snugfit.workers.failures import NOT_TRIED, Again, cannot_run, line_of, named
+from snugfit.errors import CannotSimulateError, SnugfitError, in_words
+from snugfit.workers.failures import NOT_TRIED, Again, cannot_run, line_of
 
 MOST_ELEMENTS = 20_000_000
 """Weights, captured tensors and samples with more numbers are not made."""
@@ -55,7 +55,7 @@ class Refused(Again):
             tried = Tried(error=error)
         if tried.error is None:
             return CannotSimulateError(
-                f"the step cannot be simulated{self.where}: {named(self.error)}. A real run on CPU with {tried.samples} "
+                f"the step cannot be simulated{self.where}: {in_words(self.error)}. A real run on CPU with {tried.samples} "
                 f"samples works, so this is a limitation of the simulator{self._or_a_mix()}. Write that line in another "
                 "way, or measure the run on the device."
             )
@@ -65,7 +65,7 @@ class Refused(Again):
             found = f"The same happens in a real run on CPU with {tried.samples} samples"
         else:
             found = f"A real run on CPU with {tried.samples} samples of random numbers fails in another way"
-        return cannot_run(self.error, self.where, f"{found} ({named(tried.error)})")
+        return cannot_run(self.error, self.where, f"{found} ({in_words(tried.error)})")
 
     def _or_a_mix(self) -> str:
         return ", or, as on a card there are two devices, a tensor made without device=x.device" if self.on_card else ""
@@ -104,7 +104,7 @@ def try_step(
 
 def _few(batch: Any, split: Any, samples: int) -> Any:
     """A few samples of a batch with random values; all of it where nobody says how it is cut."""
-    from snugfit.fake_device.materialise import filled_batch
+    from snugfit.recorder.materialise import filled_batch
     from snugfit.techniques.batches import first_tensor, split_batch, why_uncut
     from snugfit.training.fallbacks import elements
 
@@ -133,7 +133,7 @@ def _fill_all(model: Any, captured: Any, optimizers: Sequence[Any]) -> None:
     import torch
     from torch.nn.parameter import is_lazy
 
-    from snugfit.fake_device.materialise import fill
+    from snugfit.recorder.materialise import fill
 
     held = [*model.parameters(), *model.buffers(), *captured]
     numbers = sum(tensor.numel() for tensor in held if not is_lazy(tensor))

@@ -11,10 +11,10 @@ import gc
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from snugfit.fake_device.assumptions import Assumptions
 from snugfit.fake_device.personality import Personality
 from snugfit.recipe import Recipe
 from snugfit.report.words import as_options
+from snugfit.values.assumptions import Assumptions
 
 if TYPE_CHECKING:
     import torch
@@ -100,7 +100,7 @@ def build_named(named: NamedModel) -> tuple[str, torch.nn.Module]:
     """Builds a model by name without memory, and returns its task and the model; runs in a worker."""
     gc.disable()  # the model's library is imported here; see the worker
     try:
-        from snugfit.fake_device.materialise import without_memory
+        from snugfit.recorder.materialise import without_memory
         from snugfit.workloads.model_batches import task_of
         from snugfit.workloads.models import build_model, parse_model_args
 

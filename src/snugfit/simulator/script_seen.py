@@ -12,7 +12,7 @@ from pathlib import Path
 from types import FrameType, ModuleType
 from typing import TYPE_CHECKING, Any
 
-from snugfit.fake_device.replaced import Change
+from snugfit.attributes import Change
 from snugfit.recording.recording import Recording
 
 if TYPE_CHECKING:

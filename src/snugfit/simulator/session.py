@@ -21,14 +21,12 @@ from typing import Any
 import torch
 
 from snugfit.errors import InputError, SnugfitError, SnugfitWarning
-from snugfit.fake_device.assumptions import Assumptions
-from snugfit.fake_device.captured import captured_tensors
-from snugfit.fake_device.chance import MOST_TRIED, Chance
-from snugfit.fake_device.materialise import remembered, without_memory
 from snugfit.fake_device.personality import Personality
-from snugfit.fake_device.record import record
-from snugfit.fake_device.sparse_gradients import without_sparse_gradients
-from snugfit.private_torch import collectives
+from snugfit.private_torch import shared_units
+from snugfit.recorder.captured import captured_tensors
+from snugfit.recorder.materialise import remembered, without_memory
+from snugfit.recorder.record import record
+from snugfit.recorder.sparse_gradients import without_sparse_gradients
 from snugfit.recording.experts import expert_modules
 from snugfit.recording.recording import Recording
 from snugfit.recording.replay import replay
@@ -40,6 +38,8 @@ from snugfit.techniques import TECHNIQUES
 from snugfit.techniques.blocks import find_blocks
 from snugfit.techniques.declaration import loaded
 from snugfit.training.switch import take_over
+from snugfit.values.assumptions import Assumptions
+from snugfit.values.chance import MOST_TRIED, Chance
 from snugfit.workers import skeleton
 from snugfit.workers.code_constants import as_in_code
 from snugfit.workers.failures import line_of
@@ -150,7 +150,7 @@ class Session(ABC):
         """Makes model and optimizers what they were when they came."""
         take_over(self.model)
         self._restore()
-        collectives.forget_shares(self.model)
+        shared_units.forget_shares(self.model)
 
     def captured(self) -> list[torch.Tensor]:
         """Returns the tensors that code holds besides model, batches and what is known."""

@@ -6,7 +6,7 @@ import copy
 import dataclasses
 import itertools
 import sys
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from types import SimpleNamespace
 from typing import Any, Literal
 
@@ -50,6 +50,17 @@ def tensors_of(batch: Any) -> Iterator[Tensor]:
         return
     for part in (_held_by(batch) or {}).values():
         yield from tensors_of(part)
+
+
+def tensors_in(values: Iterable[Any]) -> list[Tensor]:
+    """Returns the tensors among an operator's arguments, those in lists included; asked too often for `tensors_of`."""
+    found: list[Tensor] = []
+    for value in values:
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif isinstance(value, list | tuple):
+            found.extend(tensors_in(value))
+    return found
 
 
 def parts_of(tensor: Tensor) -> list[Tensor]:

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from snugfit.private_torch import FakeTensor
+from snugfit.private_torch.fake_tensors import FakeTensor
 from snugfit.techniques.packed_weight import PackedWeight
 from snugfit.techniques.reachable import (
     draws_by_name,

@@ -8,6 +8,7 @@ are no modules (queues, loaders, loggers, threads: what they hold belongs to som
 
 from __future__ import annotations
 
+import dis
 import functools
 import random
 import sys
@@ -50,6 +51,11 @@ def reachable(parts: Iterable[object]) -> list[Any]:
     return list(seen.values())
 
 
+def captured_modules(*parts: object) -> list[nn.Module]:
+    """Returns the modules among some parts (models, functions, anything) and inside of them, such as a frozen teacher."""
+    return [one for one in reachable(parts) if isinstance(one, nn.Module)]
+
+
 def is_written_here(module: str | None) -> bool:
     """Returns whether a module, by its name, is the person's own code: neither an installed package nor Python's."""
     return _where(module or "") == "own"
@@ -64,7 +70,7 @@ def own_attributes(kind: type) -> dict[str, Any]:
 def globals_of(function: types.FunctionType) -> dict[str, Any]:
     """Returns the globals that a function's code may read or set, by name, as far as they exist."""
     held = function.__globals__
-    return {name: held[name] for name in _names(function.__code__) if name in held}
+    return {name: held[name] for name in _globals(function.__code__) if name in held}
 
 
 def modules_of(function: types.FunctionType) -> Iterator[tuple[types.ModuleType, dict[str, Any]]]:
@@ -143,9 +149,16 @@ def _content(cell: types.CellType) -> list[Any]:
 
 @functools.lru_cache(maxsize=4096)
 def _names(code: types.CodeType) -> frozenset[str]:
-    """The names that code uses, nested functions included. Some are names of attributes; those match no global."""
+    """The names that code uses, of globals and of attributes, nested functions included."""
     inside = (_names(part) for part in code.co_consts if isinstance(part, types.CodeType))
     return frozenset(code.co_names).union(*inside)
+
+
+@functools.lru_cache(maxsize=4096)
+def _globals(code: types.CodeType) -> frozenset[str]:
+    """The globals that code reads and sets, nested functions included."""
+    own = frozenset(line.argval for line in dis.get_instructions(code) if line.opname.endswith(("_GLOBAL", "_NAME")))
+    return own.union(*(_globals(part) for part in code.co_consts if isinstance(part, types.CodeType)))
 
 
 @functools.cache

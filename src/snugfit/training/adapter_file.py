@@ -17,7 +17,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from snugfit.atomic_file import replaced_file
-from snugfit.errors import InputError
+from snugfit.errors import InputError, message_of
 from snugfit.techniques.adapter.layers import NAME, adapted_layers, adapter_record, add_adapters, merge, peft_library
 from snugfit.techniques.adapter.peft_names import name_for_peft, name_for_us
 from snugfit.training.switch import take_over
@@ -162,7 +162,7 @@ def _read_config(directory: Path) -> Any:
     try:
         config = peft.PeftConfig.from_pretrained(str(directory))
     except (ValueError, KeyError, TypeError, json.JSONDecodeError) as error:
-        raise InputError(f"{str(directory / CONFIG)!r} is not understood: {' '.join(str(error).split())}.") from error
+        raise InputError(f"{str(directory / CONFIG)!r} is not understood: {message_of(error)}.") from error
     if config.peft_type != peft.PeftType.LORA:
         raise InputError(
             f"{str(directory / CONFIG)!r} describes an adapter of kind {config.peft_type.value}; lora, rslora and dora are "

@@ -18,7 +18,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from snugfit.errors import InputError, listed
-from snugfit.workloads.captured_modules import captured_modules
+from snugfit.techniques.reachable import captured_modules
 
 
 def is_due(step: int) -> bool:

@@ -18,8 +18,8 @@ from snugfit.training import random_state
 from snugfit.training.evaluation import add_up
 
 if TYPE_CHECKING:
-    from snugfit.training.step import Trainer
     from snugfit.training.step_outputs import StepOutputs
+    from snugfit.training.trainer import Trainer
     from snugfit.workloads.tasks import Task
 
 

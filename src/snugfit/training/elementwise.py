@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn, optim
 from torch.optim import Optimizer
 
-from snugfit.errors import InputError
+from snugfit.errors import InputError, in_words
 
 _KNOWN = {
     *(optim.Adadelta, optim.Adagrad, optim.Adam, optim.AdamW, optim.Adamax, optim.ASGD, optim.NAdam, optim.RAdam),
@@ -46,8 +46,7 @@ def check_elementwise(optimizer: Optimizer, make: Callable[[Any], Any] | None) -
             whole, halves = [_stepped(optimizer, make, group, pieces) for pieces in (1, 2)]
         except Exception as error:  # whatever code of theirs raises
             raise InputError(
-                f"it could not be tried whether the {name} given looks at whole matrices ({type(error).__name__}: "
-                f"{' '.join(str(error).split())[:200]}). {advice}"
+                f"it could not be tried whether the {name} given looks at whole matrices ({in_words(error)}). {advice}"
             ) from error
         if not torch.allclose(whole, halves, rtol=_CLOSE, atol=_CLOSE):
             raise InputError(f"the {name} given looks at whole matrices. {advice}")

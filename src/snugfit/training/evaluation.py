@@ -29,7 +29,7 @@ from snugfit.workloads.tasks import Task, task_of_loss
 from snugfit.workloads.traits import evaluating
 
 if TYPE_CHECKING:
-    from snugfit.training.step import Trainer
+    from snugfit.training.trainer import Trainer
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

@@ -24,8 +24,9 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from snugfit.errors import InputError
-from snugfit.private_torch import DirectMode, FakeTensor, without_modes
+from snugfit.private_torch import DirectMode, without_modes
 from snugfit.private_torch.dispatcher import places_written
+from snugfit.private_torch.fake_tensors import FakeTensor
 from snugfit.recipe import Recipe
 from snugfit.techniques.batches import batch_length, tensors_of
 from snugfit.training.claimed import leaves

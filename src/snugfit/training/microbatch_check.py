@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from snugfit.errors import InputError, SnugfitError, warn
+from snugfit.errors import InputError, SnugfitError, in_words, warn
 from snugfit.recipe import Recipe
 from snugfit.training.out_of_memory import is_out_of_memory, release_traceback
 from snugfit.training.passes import Passes
@@ -69,11 +69,11 @@ class MicrobatchCheck:
             return error
         if is_out_of_memory(error) or not self._runs_whole(batch):
             return error
-        said = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         return InputError(
-            f"microbatch_size={recipe.microbatch_size} cuts this batch into pieces that model and loss cannot run ({said}); "
-            "the whole batch runs. What is as long as the batch and has no entry for each sample, such as class weights, "
-            "must not be cut: keep it out of the batch, or give split=fn(batch, size). Nothing was updated."
+            f"microbatch_size={recipe.microbatch_size} cuts this batch into pieces that model and loss cannot run "
+            f"({in_words(error)}); the whole batch runs. What is as long as the batch and has no entry for each sample, "
+            "such as class weights, must not be cut: keep it out of the batch, or give split=fn(batch, size). Nothing was "
+            "updated."
         )
 
     def _runs_whole(self, batch: Any) -> bool:

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from snugfit.errors import InputError
+from snugfit.errors import InputError, in_words
 
 Loss = Callable[[Any, Any], Tensor]
 Forward = Callable[[nn.Module, Any], Any]
@@ -102,7 +102,7 @@ def loss_returned(loss: Loss, output: Any, batch: Any) -> Any:
             raise
         raise InputError(
             f"loss={name} was called with (output, batch), the batch as a whole, and failed: "
-            f"{problem or f'{type(error).__name__}: {error}'}. Where it takes a target, write {right}."
+            f"{problem or in_words(error)}. Where it takes a target, write {right}."
         ) from error
 
 

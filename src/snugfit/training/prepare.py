@@ -33,8 +33,8 @@ from snugfit.training.model_call import Forward, Loss
 from snugfit.training.optimizers import OPTIMIZER_TABLE, check_takes_no_closure, trained_parameters
 from snugfit.training.passes import Passes
 from snugfit.training.schedule import SchedulerArgument, check_schedule, scheduler_of
-from snugfit.training.step import OptimizerArgument, Trainer
 from snugfit.training.switch import Rebuild, remember_trainer, take_over
+from snugfit.training.trainer import OptimizerArgument, Trainer
 from snugfit.training.tuning import Tuning
 from snugfit.workload import CUSTOM_OPTIMIZER, OPTIMIZERS, Workload, algorithm_and_storage
 from snugfit.workloads.sparse_weights import check_sparse, sparse_embeddings

@@ -21,7 +21,7 @@ from snugfit.training.out_of_memory import free_memory, release_traceback, tried
 from snugfit.training.random_state import restore_generators, torch_generators
 
 if TYPE_CHECKING:
-    from snugfit.training.step import Trainer
+    from snugfit.training.trainer import Trainer
 
 
 class Recovery:

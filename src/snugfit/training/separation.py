@@ -27,13 +27,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from snugfit.errors import InputError
+from snugfit.errors import InputError, message_of
 from snugfit.techniques.batches import LossWeight, Split, batch_length, loss_weights
+from snugfit.techniques.reachable import captured_modules
 from snugfit.training import random_state
 from snugfit.training.out_of_memory import is_out_of_memory, release_traceback
 from snugfit.training.separation_verdict import Separation
 from snugfit.training.untouched import untouched
-from snugfit.workloads.captured_modules import captured_modules
 from snugfit.workloads.tasks import shifted_labels
 from snugfit.workloads.traits import draws_masks, uses_batch_statistics
 
@@ -114,7 +114,7 @@ def separation(
         return Separation(separates=None, random=True, sentence="two runs of the same samples give different losses.")
     except Exception as error:
         release_traceback(error)
-        text = " ".join(str(error).split())[:200]
+        text = message_of(error)
         failed = not is_out_of_memory(error)
         return Separation(separates=None, random=random, failed=failed, sentence=f"a few samples cannot run: {text}")
 

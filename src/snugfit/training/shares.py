@@ -14,7 +14,7 @@ from snugfit.errors import InputError
 from snugfit.techniques.shard.apply import local
 
 if TYPE_CHECKING:
-    from snugfit.training.step import Trainer
+    from snugfit.training.trainer import Trainer
 
 
 def layouts(trainer: Trainer) -> tuple[dict[str, Any], list[Tensor]]:

@@ -3,460 +3,121 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, overload
+from collections.abc import Iterator
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
 
-from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch import Tensor
 
-from snugfit.errors import InputError, TrainingError, warn
-from snugfit.fidelity import Fidelity, fidelity
+from snugfit.errors import warn
 from snugfit.phases import phase
-from snugfit.recipe import Recipe
 from snugfit.techniques.base import WeightedPiece
-from snugfit.techniques.shard.ranks import Ranks
 from snugfit.training.claimed import check_claimed, is_due
-from snugfit.training.ema import AveragedWeights
-from snugfit.training.evaluation import EvaluationPieces
-from snugfit.training.fallbacks import Fallbacks
-from snugfit.training.health import DEPTH, Statistics
+from snugfit.training.health import Statistics
 from snugfit.training.late_reads import LateReads
 from snugfit.training.microbatch_check import MicrobatchCheck
 from snugfit.training.order import order_of
 from snugfit.training.passes import Passes, Pieces
-from snugfit.training.recovery import Recovery
-from snugfit.training.schedule import lr_factor
-from snugfit.training.step_outputs import KeptOutputs, StepOutputs
+from snugfit.training.step_outputs import KeptOutputs
 from snugfit.training.switch import Rebuild, trained_by_others
-from snugfit.training.tuning import Tuning
-from snugfit.workload import Workload
 
 if TYPE_CHECKING:
     from snugfit.techniques.shard.reducer import Reducer
+    from snugfit.training.trainer import Trainer
 
 
-class Trainer:
-    """Trains a model by a recipe, one whole batch a step; built by `snugfit.prepare`."""
+class Step:
+    """One update on a whole batch by the recipe in place, or nothing."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        recipe: Recipe,
-        workload: Workload,
-        passes: Passes,
-        rebuild: Rebuild,
-        *,
-        scheduler: Any | None,
-        fallbacks: tuple[Recipe, ...],
-        check: MicrobatchCheck,
-    ) -> None:
-        """Takes the parts; use `prepare`.
+    def __init__(self, passes: Passes, rebuild: Rebuild, check: MicrobatchCheck, statistics: Statistics) -> None:
+        """Takes the parts of a trainer that only its steps need."""
+        self._passes, self._rebuild, self.check = passes, rebuild, check
+        self.statistics, self.late_reads = statistics, LateReads(passes)
 
-        Args:
-            model: The model, changed in place by the techniques.
-            recipe: How the step is held in memory.
-            workload: What is learned.
-            passes: How a batch goes through the model.
-            rebuild: Has built the update, and puts another recipe in place.
-            scheduler: A learning-rate scheduler to step after each update, or None.
-            fallbacks: Recipes to go on with where memory runs out.
-            check: Looks whether microbatches add up to the batch, before the first update by them.
+    def take(self, trainer: Trainer, step: int, batch: Any, kept: KeptOutputs | None) -> Tensor:
+        """Takes one update by the trainer's recipe, or leaves everything as it was; returns the loss of the batch.
+
+        `step`: its number, from 1.
+        `kept`: takes the model's outputs, where they are wanted.
         """
-        self.model = model
-        self.recipe = recipe
-        self.workload = workload
-        self.device = rebuild.setup.device
-        self.steps_done = 0
-        self.phase = "data"
-        """Where the step is: data, forward, backward or optimizer."""
-        self.update = rebuild.update
-        self._passes = passes
-        self._rebuild = rebuild
-        self._scheduler = scheduler
-        self._check = check
-        self._late_reads = LateReads(passes)
-        self._recovery = Recovery(Fallbacks(recipe, workload, fallbacks), check)
-        self._scaler, self._generator = self.update.scaler, rebuild.setup.generator
-        self._statistics = Statistics(model, 1 if self.update.health.waits else DEPTH + 2)
-        self.evaluation = EvaluationPieces(passes)
-        self.tuning: Tuning | None = None
-        """Times several recipes in the next steps; None: nothing is timed."""
-        decay = workload.ema_decay
-        self.averages = None if decay is None else AveragedWeights(self.update.optimizer, decay)
-        """Moving averages of the weights; None: none are kept."""
-        self._kept: KeptOutputs | None = None
-        self._replaced = False
-
-    @property
-    def fidelity(self) -> Fidelity:
-        """How close this run is to plain training, with the fields that lower it, and those that are not checked yet."""
-        return fidelity(self.recipe, self.workload)
-
-    @property
-    def ranks(self) -> Ranks | None:
-        """The processes that share every batch with this one; None: none do."""
-        return self._passes.ranks
-
-    @property
-    def optimizer(self) -> Optimizer:
-        """The optimizer to build a learning-rate scheduler on, and to read and set rates.
-
-        The one that was given to `prepare`, or the one that was made. `trainer.step` steps it. Its groups hold the rates
-        before the schedule of the settings (`lr_factor`).
-        """
-        return self._rebuild.handle.optimizer
-
-    @property
-    def host_bytes(self) -> int:
-        """Bytes the recipe keeps in the host pool now."""
-        return self._rebuild.setup.pool.nbytes
-
-    @property
-    def peak_host_bytes(self) -> int:
-        """Most bytes the recipe has kept in the host pool."""
-        return self._rebuild.setup.pool.peak_bytes
-
-    @property
-    def lr_factor(self) -> float:
-        """What the learning rate of the next step is multiplied with by the schedule."""
-        return lr_factor(self.steps_done, self.workload)
-
-    @overload
-    def step(self, batch: Any, *, outputs: Literal[False] = False) -> Tensor: ...
-
-    @overload
-    def step(self, batch: Any, *, outputs: Literal[True]) -> StepOutputs: ...
-
-    def step(self, batch: Any, *, outputs: bool = False) -> Tensor | StepOutputs:
-        """Takes one update on a whole batch, however many microbatches that needs.
-
-        Args:
-            batch: A tensor, tuple or dict of tensors of shape [samples, ...], on the host or the device; or anything that
-                the `forward` and `split` given to `prepare` know.
-            outputs: Whether the model's outputs and named losses are wanted, too. They take memory until the caller lets
-                them go; the setting `keep_outputs` counts that in estimates and plans.
-
-        Returns:
-            The batch's loss before the update: 0-dim, detached, on the device; with `outputs` a `StepOutputs` that has it.
-
-        Where memory runs out, the step is undone and the same batch runs again by a recipe that needs less
-        (`recovery.py`); a `SnugfitWarning` says so, and `recipe` is the one the run goes on with.
-
-        Raises:
-            InputError: The batch does not fit the recipe or the model's way of taking batches.
-            TrainingError: The loss or a gradient is not finite; weights, optimizer state and running statistics are those
-                of the last good step, and so is `steps_done`.
-            OutOfMemoryError: Nothing that needs less is left; its `undone` says whether the weights are those of the last
-                whole step.
-        """
-        if self._replaced:
-            raise InputError(
-                "this model was prepared again, and that trainer has taken it over; go on with the new one."
-            )
-        self._judged()
-        self._follow()
-        if not self.model.training:  # a part that the caller holds in evaluation mode (a frozen norm) stays there
-            self.model.train()
-        self._kept = kept = KeptOutputs() if outputs else None
+        update, ranks = trainer.update, self._passes.ranks
+        trainer.phase = "data"
+        if kept is not None:
+            kept.begin()
+        pieces = self._passes.pieces(batch, trainer.recipe, every=kept is not None)
+        if len(pieces) > 1 and self.check.pending and ranks is None:
+            trainer.learn(self.check.learn, batch)
+        self.late_reads.check(batch, trainer.recipe, update.gradients.named)
         try:
-            with nullcontext() if self.tuning is None else self.tuning.timed(self, batch):
-                loss = self._recovery.step(self, batch)
-        finally:
-            self._kept = None
-        if self._scheduler is not None:
-            self._scheduler.step()
-        return loss if kept is None else kept.beside(loss)
-
-    def _follow(self) -> None:
-        """Adopts what is trained now: parameters may have been frozen, unfrozen or regrouped since the last step."""
-        if self._rebuild.outdated:
-            self.finish()
-            self._rebuild.follow(self.recipe)
-            self.update = self._rebuild.update
-            self._late_reads.pending = True
-
-    def attempt(self, step: int, batch: Any) -> Tensor:
-        """Takes one update by the recipe in place, or leaves everything as it was; `step` is what callers want.
-
-        Args:
-            step: The step's number, from 1.
-            batch: The batch.
-
-        Returns:
-            Its loss.
-        """
-        self.phase = "data"
-        if self._kept is not None:
-            self._kept.begin()
-        pieces = self._passes.pieces(batch, self.recipe, every=self._kept is not None)
-        if len(pieces) > 1 and self._check.pending and self.ranks is None:
-            self.learn(self._check.learn, batch)
-        self._late_reads.check(batch, self.recipe, self.update.gradients.named)
-        try:
-            self._statistics.remember(step)
+            self.statistics.remember(step)
             self._rebuild.handle.pass_on()
-            self.update.begin(step, self.lr_factor)
+            update.begin(step, trainer.lr_factor)
             with self._passes.around_step():
-                reducer = self.update.gradients.reducer
+                reducer = update.gradients.reducer
                 again = functools.partial(self._passes.once_more, pieces[0][0])
-                with nullcontext() if reducer is None else reducer.watched(again, first=not self.steps_done):
-                    marked = pieces if reducer is None else self._marked(pieces, reducer)
-                    loss = order_of(self._passes.techniques)(marked, self._forward_pass, self._backward_pass)
-                if self._kept is not None:
-                    self._kept.join(self._passes.shares(pieces), mean=self.ranks is not None)
-                if self.ranks is not None:
-                    self._note_draws(drew=reducer is not None and reducer.first_steps.drew)
-                    loss = self.ranks.total(loss)
-                self.phase = "optimizer"
+                with nullcontext() if reducer is None else reducer.watched(again, first=not trainer.steps_done):
+                    marked = pieces if reducer is None else self._marked(trainer, pieces, reducer)
+                    loss = order_of(self._passes.techniques)(
+                        marked,
+                        functools.partial(self._forward_pass, trainer, kept),
+                        functools.partial(self._backward_pass, trainer),
+                    )
+                if kept is not None:
+                    kept.join(self._passes.shares(pieces), mean=ranks is not None)
+                if ranks is not None:
+                    self._note_draws(trainer, drew=reducer is not None and reducer.first_steps.drew)
+                    loss = ranks.total(loss)
+                trainer.phase = "optimizer"
                 with phase("optimizer"):
-                    self.update.finish(step, loss)
-                if self.ranks is not None:
-                    self._statistics.even_out(self.ranks)
+                    update.finish(step, loss)
+                if ranks is not None:
+                    self.statistics.even_out(ranks)
         except BaseException as error:
             # Whatever ended the step, Ctrl-C included: nothing of it stays.
-            self.update.abandon()
-            self._statistics.restore(step)
-            told = self._check.said_of(error, batch, self.recipe) if len(pieces) > 1 else error
+            update.abandon()
+            self.statistics.restore(step)
+            told = self.check.said_of(error, batch, trainer.recipe) if len(pieces) > 1 else error
             if told is not error:
                 raise told from error
             raise
-        self.steps_done = step
+        trainer.steps_done = step
         self._rebuild.handle.stepped()
         return loss
 
-    def _note_draws(self, *, drew: bool) -> None:
+    def _note_draws(self, trainer: Trainer, *, drew: bool) -> None:
         """Notes whether several processes draw random numbers, each for its share of the batch."""
-        if drew and not self.workload.dropout:
-            self.workload = self._recovery.choices.workload = self.workload.replace(dropout=True)
+        if drew and not trainer.workload.dropout:
+            trainer.found_out(trainer.workload.replace(dropout=True))
             warn(
                 "the model draws random numbers in its passes. Each process draws them for its share of the batch, so the "
                 "update is not that of one process, as with dropout."
             )
 
-    def _marked(self, pieces: Pieces, reducer: Reducer) -> Iterator[WeightedPiece]:
+    def _marked(self, trainer: Trainer, pieces: Pieces, reducer: Reducer) -> Iterator[WeightedPiece]:
         """Yields the pieces; before the last one, those who add gradients up are told that it is the last."""
         from snugfit.techniques.shard.apply import last_backward
 
         for number, piece in enumerate(pieces, 1):
             last = number == len(pieces)
-            reducer.adds_up = last or self.recipe.reduce_gradients == "microbatch"
-            last_backward(self.model, self.recipe, last=last)
+            reducer.adds_up = last or trainer.recipe.reduce_gradients == "microbatch"
+            last_backward(trainer.model, trainer.recipe, last=last)
             yield piece
 
-    def _forward_pass(self, batch: Any) -> Tensor:
-        self.phase = "data"
+    def _forward_pass(self, trainer: Trainer, kept: KeptOutputs | None, batch: Any) -> Tensor:
+        trainer.phase = "data"
         with phase("data"):
             batch = self._passes.arrived(batch)
-        self.phase = "forward"
+        trainer.phase = "forward"
         with phase("forward"):
-            return self._passes.loss_of(batch, self._kept)
+            return self._passes.loss_of(batch, kept)
 
-    def _backward_pass(self, loss: Tensor) -> None:
-        self.phase = "backward"
+    def _backward_pass(self, trainer: Trainer, loss: Tensor) -> None:
+        update = trainer.update
+        trainer.phase = "backward"
         with phase("backward"):
-            if self._rebuild.by_name and self.ranks is None and is_due(self.steps_done + 1):
-                claimed = [*self.update.gradients.named.values(), *trained_by_others(self.model)]
-                check_claimed(loss, claimed, self.workload.optimizer, self._passes.parts)
-            self.update.judge(loss)
-            with self._late_reads.watched(self.recipe, self.update.gradients.named), self.update.own_backward():
-                (self._scaler.scale(loss) if self._scaler else loss).backward()  # type: ignore[no-untyped-call]
-
-    def learn(self, check: Callable[..., Workload], batch: Any) -> None:
-        """Takes note of what a check of the microbatches finds.
-
-        Args:
-            check: A method of the `MicrobatchCheck`.
-            batch: The batch of this step.
-        """
-        self.workload = check(batch, self.recipe, self.workload)
-        self._recovery.choices.workload = self.workload
-
-    def change_recipe(self, recipe: Recipe) -> None:
-        """Goes on with another recipe, between two steps; weights, optimizer state and schedule stay as they are.
-
-        Args:
-            recipe: It may differ from the run's in the fields of `changeable.CHANGEABLE`.
-
-        Raises:
-            RecipeError: It changes what stays for the whole run, or contradicts the workload.
-            InputError: It cannot be carried out on this model; the recipe before is in place.
-            TrainingError: One of the last steps was bad; the weights are those of the last good step.
-            RuntimeError: There is no memory for the change; the recipe before is in place.
-        """
-        self.finish()
-        self._follow()
-        self._recovery.change_recipe(self, recipe)
-
-    def try_recipe(self, recipe: Recipe) -> bool:
-        """Goes on with another recipe, between two steps, whose fallbacks stay what they are.
-
-        Args:
-            recipe: As for `change_recipe`, which `Plan.rivals` are.
-
-        Returns:
-            Whether it is in place; False where this model or its memory cannot have it, and the one before stays.
-
-        Raises:
-            TrainingError: One of the last steps was bad; the weights are those of the last good step.
-        """
-        self.finish()
-        self._follow()
-        return self._recovery.try_recipe(self, recipe)
-
-    def take_next_fallback(self) -> bool:
-        """Goes on with the next fallback that gives the same update, between two steps, as if memory had run out.
-
-        Returns:
-            Whether there was one; `recipe` is what the run goes on with.
-
-        Raises:
-            TrainingError: One of the last steps was bad; the weights are those of the last good step.
-        """
-        self.finish()
-        return self._recovery.take_next_fallback(self)
-
-    def put_in_place(self, recipe: Recipe) -> None:
-        """Puts another recipe in place between two steps, unchecked; `change_recipe` is what callers want.
-
-        Args:
-            recipe: One that may follow the present one.
-        """
-        if recipe == self.recipe:
-            return
-        self._passes.techniques = self._rebuild(self.recipe, recipe, self._passes.techniques)
-        self.recipe = recipe
-        self.update = self._rebuild.update
-
-    @contextmanager
-    def averaged(self) -> Iterator[None]:
-        """The model holds the averages of its weights (`ema_decay`) while the context is open; without them, its weights.
-
-        Raises:
-            TrainingError: One of the last steps was bad; the weights are those of the last good step.
-        """
-        if self.averages is None:
-            yield
-            return
-        self.finish()
-        with self.averages.in_place():
-            yield
-
-    def evaluate_batch(self, batch: Any) -> Any:
-        """Returns the model's output for a batch, as the recipe computes it, without gradients.
-
-        Args:
-            batch: As for `step`; it goes through the model in one piece, or in smaller ones where memory runs out.
-
-        Returns:
-            Whatever the model returns. Training or evaluation mode is the caller's choice (`model.eval()`).
-
-        Raises:
-            OutOfMemoryError: One sample alone needs too much; training's state is as it was.
-        """
-        return self.evaluation.output(batch)
-
-    def finish(self) -> None:
-        """Waits for the steps under way and judges them.
-
-        Raises:
-            TrainingError: One of the last steps was bad; the weights are those of the last good step.
-        """
-        self._judged(wait=True)
-
-    def _judged(self, *, wait: bool = False) -> None:
-        """Looks at the steps whose values have arrived; a bad one leaves no trace."""
-        try:
-            self.update.health.check(wait=wait)
-        except TrainingError:
-            bad = self.update.health.bad_step
-            assert bad is not None
-            self._statistics.restore(bad)
-            self.steps_done = bad - 1
-            raise
-
-    def give_up_model(self) -> None:
-        """Takes the hooks off the parameters: another trainer takes the model over, and this one refuses to go on."""
-        self._rebuild.release()
-        self._replaced = True
-
-    def state_dict(self) -> dict[str, Any]:
-        """Returns everything that the next step depends on, except the random state of torch.
-
-        Returns:
-            `model` (plain keys), `optimizer` (as torch's ordinary optimizer has it), `scheduler` (that of `scheduler=`),
-            `scaler`, `rounding`, `steps_done`.
-        """
-        self._follow()
-        self._rebuild.handle.pass_on()
-        return {
-            "model": self.model.state_dict(),
-            "optimizer": self.update.state_dict(),
-            "scheduler": self._scheduler.state_dict() if self._scheduler is not None else None,
-            "scaler": self._scaler.state_dict() if self._scaler else None,
-            "rounding": self._generator.get_state() if self._generator else None,
-            "steps_done": self.steps_done,
-        }
-
-    def full_state_dict(self) -> dict[str, Any]:
-        """Returns the model's `state_dict`, whole, on the host; of several processes, every one must call it.
-
-        Weights that are shared out or cut are collected one tensor after the other, so that no device ever holds the model.
-
-        Returns:
-            In the first process, the plain model's keys (adapters beside them, packed weights as they are) -> tensors in
-            memory of their own; in the others nothing.
-
-        Raises:
-            TrainingError: One of the last steps was bad; the weights are those of the last good step.
-        """
-        from snugfit.training import whole_weights
-
-        return whole_weights.full_state_dict(self)
-
-    def save(self, path: str | Path) -> None:
-        """Writes what was learned, complete or not at all; of several processes, every one must call it, the first writes.
-
-        Training goes on as if nothing had happened.
-
-        Args:
-            path: A name that ends in `.safetensors`: a file with the plain model's keys, adapters merged. Another name: a
-                folder with that file as `model.safetensors` (none where weights are packed), for a model of transformers its
-                config, so that `from_pretrained` loads the folder, and where adapters are trained `adapter/`, which peft
-                loads. Files of these names are replaced.
-
-        Raises:
-            InputError: It cannot be written there, or a file for whole weights was asked for and they are packed.
-            TrainingError: One of the last steps was bad; the weights are those of the last good step.
-        """
-        from snugfit.training import whole_weights
-
-        whole_weights.save(self, path)
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continues from a saved state.
-
-        Args:
-            state: From `state_dict`, of this or another recipe for the same workload; of several processes, what this one
-                holds of it.
-        """
-        if self.ranks is None:
-            self.model.load_state_dict(state["model"])
-        else:
-            from snugfit.training.shares import load_shares
-
-            load_shares(self.model, state["model"])
-        self._follow()
-        self.update.load_state_dict(state["optimizer"])
-        self._rebuild.handle.follow()
-        if self._scheduler is not None and state.get("scheduler") is not None:
-            self._scheduler.load_state_dict(state["scheduler"])
-        if self._scaler and state["scaler"]:
-            self._scaler.load_state_dict(state["scaler"])
-        if self._generator and state["rounding"] is not None:
-            self._generator.set_state(state["rounding"].cpu())
-        self.steps_done = int(state["steps_done"])
-
-
-OptimizerArgument = str | Optimizer | Callable[[Any], Optimizer]
+            if self._rebuild.by_name and trainer.ranks is None and is_due(trainer.steps_done + 1):
+                claimed = [*update.gradients.named.values(), *trained_by_others(trainer.model)]
+                check_claimed(loss, claimed, trainer.workload.optimizer, self._passes.parts)
+            update.judge(loss)
+            with self.late_reads.watched(trainer.recipe, update.gradients.named), update.own_backward():
+                (update.scaler.scale(loss) if update.scaler else loss).backward()  # type: ignore[no-untyped-call]

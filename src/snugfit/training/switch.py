@@ -26,7 +26,7 @@ from snugfit.training.changeable import PASS_FIELDS, UPDATE_FIELDS
 from snugfit.training.optimizer_handle import OptimizerHandle
 
 if TYPE_CHECKING:
-    from snugfit.training.step import Trainer
+    from snugfit.training.trainer import Trainer
 
 
 class Rebuild:

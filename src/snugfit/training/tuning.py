@@ -21,7 +21,7 @@ from snugfit.training.fallbacks import elements
 from snugfit.training.out_of_memory import free_memory
 
 if TYPE_CHECKING:
-    from snugfit.training.step import Trainer
+    from snugfit.training.trainer import Trainer
 
 COUNTED = 3
 """Steps of each recipe whose median is its time."""

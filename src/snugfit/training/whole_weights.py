@@ -23,11 +23,11 @@ from snugfit.techniques.packed_weight import PackedWeight
 from snugfit.training.adapter_file import write_adapter
 from snugfit.training.run_results import ADAPTER, MODEL
 from snugfit.workloads.hf_files import save_beside
-from snugfit.workloads.weights import StoredWeights
+from snugfit.workloads.stored_weights import StoredWeights
 from snugfit.workloads.weights_file import layout_of, save_tensors
 
 if TYPE_CHECKING:
-    from snugfit.training.step import Trainer
+    from snugfit.training.trainer import Trainer
 
 SUFFIX = ".safetensors"
 Arriving = Iterator[dict[str, Any]]

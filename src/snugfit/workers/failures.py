@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from snugfit.errors import InputError, SnugfitError
+from snugfit.errors import InputError, SnugfitError, in_words
 
 NOT_TRIED = "Whether a real run fails as well was not tried"
 
@@ -24,17 +24,7 @@ class Again(Exception):
 def cannot_run(error: BaseException, where: str, real: str) -> InputError:
     """Returns the error for a person: what was said, and what a real run does."""
     fit = "Check that model, batch and loss fit each other."
-    return InputError(f"the step cannot run{where}: {named(error)}. {real}. {fit}")
-
-
-def named(error: BaseException) -> str:
-    """Returns an error's class and message in one line."""
-    return f"{type(error).__name__}: {in_one_line(error)}"
-
-
-def in_one_line(error: BaseException) -> str:
-    """Returns an error's message in one line, cut where it is long."""
-    return " ".join(str(error).split())[:400].rstrip(".")
+    return InputError(f"the step cannot run{where}: {in_words(error)}. {real}. {fit}")
 
 
 def line_of(error: BaseException) -> str:

@@ -19,7 +19,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar, cast
 
-from snugfit.errors import CannotSimulateError, InputError
+from snugfit.errors import CannotSimulateError, InputError, in_words
 from snugfit.report.waiting import waiting_for
 from snugfit.workers import torch_settings
 from snugfit.workers.worker_end import LastWords
@@ -255,9 +255,7 @@ def _request(request: object, by_value: Sequence[Any], unread: Sequence[Any] = (
         try:
             return _dumps(request, unread)
         except Exception as error:
-            raise InputError(
-                _cannot_be_sent(*_not_read(request, unread), f"{type(error).__name__}: {error}")
-            ) from error
+            raise InputError(_cannot_be_sent(*_not_read(request, unread), in_words(error))) from error
 
 
 def _dumps(request: object, unread: Sequence[Any]) -> bytes:

@@ -38,7 +38,7 @@ def taken_over(settings: TorchSettings | None) -> Iterator[None]:
         return
     import torch
 
-    from snugfit.fake_device.registration import threads_on_cpu
+    from snugfit.recorder.registration import threads_on_cpu
 
     einsum = torch.backends.opt_einsum
     before = torch.get_default_dtype(), einsum.enabled

@@ -17,7 +17,7 @@ import signal
 import sys
 from typing import Any
 
-from snugfit.errors import SnugfitError
+from snugfit.errors import SnugfitError, in_words
 from snugfit.late_modules import load_libraries_late
 from snugfit.library_imports import importing
 from snugfit.workers import torch_settings
@@ -51,7 +51,7 @@ def _serve() -> None:
 
     late_compiler.load_late()
     load_libraries_late()
-    from snugfit.fake_device import registration
+    from snugfit.recorder import registration
     from snugfit.workers import skeleton
 
     registration.register()
@@ -90,7 +90,7 @@ def _answer(path: list[str], folder: str | None, request: bytes, loads: Any) -> 
         except ImportError as error:
             return pickle.dumps(("unknown module", (error.name, str(error))))
         except Exception as error:
-            return pickle.dumps(("unread", f"{type(error).__name__}: {error}"))
+            return pickle.dumps(("unread", in_words(error)))
         imported = set(sys.modules)
         try:
             try:

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from snugfit.errors import InputError, did_you_mean, nearest
+from snugfit.errors import InputError, did_you_mean, message_of, nearest
 from snugfit.library_imports import needed
 from snugfit.techniques.init.late import await_draws
 from snugfit.workloads import hf_files
@@ -210,7 +210,7 @@ def _read_config(file: Path) -> Any:
         given = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(
-            f"config {str(file)!r} cannot be read as JSON: {' '.join(str(error).split())}. Give the config.json that "
+            f"config {str(file)!r} cannot be read as JSON: {message_of(error)}. Give the config.json that "
             "belongs to the model."
         ) from error
     if not isinstance(given, dict) or not isinstance(given.get("model_type"), str):

@@ -25,7 +25,7 @@ import torch
 
 from snugfit.errors import InputError, listed, warn
 from snugfit.workloads.model_files import describe
-from snugfit.workloads.weights import StoredShards
+from snugfit.workloads.stored_weights import StoredShards
 
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 """A directory with weights has one of these."""

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from snugfit.errors import InputError, did_you_mean
+from snugfit.errors import InputError, did_you_mean, in_words
 
 
 def load_function(spec: str) -> Callable[..., Any]:
@@ -107,13 +107,12 @@ def call(
 
 def describe(error: BaseException, file: Path | None) -> str:
     """Returns an error in one line, with `line N: text` of a user's file in its traceback."""
-    text = f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(": ")
     if file is None:
-        return text
+        return in_words(error)
     if isinstance(error, SyntaxError) and error.filename and Path(error.filename) == file:
         return f"{type(error).__name__}: {error.msg} (line {error.lineno}: {(error.text or '').strip()})"
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == file]
-    return f"{text} (line {frames[-1].lineno}: {frames[-1].line})" if frames else text
+    return in_words(error) + (f" (line {frames[-1].lineno}: {frames[-1].line})" if frames else "")
 
 
 def _listed(arguments: Mapping[str, Any]) -> str:

@@ -8,7 +8,7 @@ import torch
 
 from snugfit.errors import SequenceTooLongError
 from snugfit.workloads import hf_sizes
-from snugfit.workloads.weights import LAYERS_WITH_CLASSES, outputs_of
+from snugfit.workloads.heads import LAYERS_WITH_CLASSES, outputs_of
 
 _TORCHVISION_SIZE = 224
 """Crop size of ImageNet training that torchvision's classification models share where nothing else is said."""

@@ -21,14 +21,9 @@ from snugfit.library_imports import needed
 from snugfit.techniques.init.apply import build, draw_rest, give_memory, settle, without_weights
 from snugfit.techniques.init.late import drawn_alone
 from snugfit.workloads import hf, model_files
-from snugfit.workloads.weights import (
-    StoredWeights,
-    await_weights,
-    freeze_parameters,
-    load_weights,
-    map_weights,
-    replace_heads,
-)
+from snugfit.workloads.heads import replace_heads
+from snugfit.workloads.stored_weights import StoredWeights
+from snugfit.workloads.weights import await_weights, freeze_parameters, load_weights, map_weights
 
 FORMS = "torchvision:NAME, timm:NAME, hf:DIRECTORY_OR_CONFIG_JSON, hf:KIND or path/file.py:function"
 _NETWORK_LIBRARIES = ("urllib", "requests", "urllib3", "httpx", "httpcore", "huggingface_hub", "socket")

@@ -13,7 +13,7 @@ import torch
 from torch.nn.modules import dropout as torch_dropout
 
 from snugfit.private_torch import BatchNorm, InstanceNorm
-from snugfit.workloads.captured_modules import captured_modules
+from snugfit.techniques.reachable import captured_modules
 
 HALF = (torch.bfloat16, torch.float16)
 

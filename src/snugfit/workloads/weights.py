@@ -1,138 +1,23 @@
-"""Pretrained weights from a safetensors file, heads for another number of classes, and freezing by name pattern.
+"""Pretrained weights put into a model, and freezing by name pattern.
 
-Only safetensors files are read: pickled checkpoints can run code when they are opened. A file is matched against the
-model by names and shapes before a single value is copied, so a model is never half-loaded.
+A file is matched against the model by names and shapes before a single value is copied, so a model is never half-loaded.
 """
 
 from __future__ import annotations
 
-import copy
 import fnmatch
 import functools
-import hashlib
-import json
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
 
 from snugfit.errors import InputError, listed, note
 from snugfit.techniques.adapter.layers import adapter_record
 from snugfit.techniques.init.late import await_values
+from snugfit.workloads.heads import head_note, heads_of_other_classes
 from snugfit.workloads.hf_conversion import Source
-
-LAYERS_WITH_CLASSES = (torch.nn.Linear, torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d)
-
-DTYPES = {
-    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
-    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "C64": torch.complex64,
-    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8,
-    "U64": torch.uint64, "U32": torch.uint32, "U16": torch.uint16, "U8": torch.uint8, "BOOL": torch.bool,
-}  # fmt: skip
-"""Names of dtypes in safetensors files (the format's README)."""
-
-
-_BEGINNING = 4096
-
-
-class StoredWeights:
-    """A safetensors file: names and shapes at hand, tensors read one at a time.
-
-    The library checks the file and its table of contents. The bytes are mapped here, because the library's torch reader
-    holds one storage of the size of the whole file for as long as it is open.
-    """
-
-    def __init__(self, path: str | Path) -> None:
-        """Opens a `.safetensors` file and reads its table of contents; `InputError` where it is damaged."""
-        from safetensors import SafetensorError, safe_open
-
-        self.path = Path(path).expanduser()
-        if self.path.suffix != ".safetensors":
-            raise InputError(
-                f"weights file {str(path)!r} is no .safetensors file. Pickled checkpoints (.pt, .pth, .bin) can run "
-                "code when they are opened; convert them with safetensors.torch.save_file."
-            )
-        if not self.path.is_file():
-            raise InputError(f"weights file {str(path)!r} does not exist. Give an existing .safetensors file.")
-        try:
-            with safe_open(str(self.path), framework="np"):
-                pass  # checks that offsets, shapes and the file's length agree
-            with self.path.open("rb") as file:
-                header_bytes = int.from_bytes(file.read(8), "little")
-                self._table: dict[str, Any] = json.loads(file.read(header_bytes))
-            # Copy-on-write, because torch wants memory that may be written; nothing writes to it.
-            self._bytes = np.memmap(self.path, dtype=np.uint8, mode="c", offset=0)[8 + header_bytes :]
-        except (SafetensorError, OSError, ValueError) as error:
-            raise InputError(
-                f"weights file {str(path)!r} cannot be read: {error}. It is damaged, cut short, or no safetensors file."
-            ) from error
-        self._table.pop("__metadata__", None)
-        odd = {entry["dtype"] for entry in self._table.values()} - set(DTYPES)
-        if odd:
-            raise InputError(f"weights file {str(path)!r} has tensors of dtype {', '.join(sorted(odd))}; convert them.")
-        self.shapes: dict[str, tuple[int, ...]] = {name: tuple(entry["shape"]) for name, entry in self._table.items()}
-        self.dtypes: dict[str, torch.dtype] = {name: DTYPES[entry["dtype"]] for name, entry in self._table.items()}
-        self._begin = 8 + header_bytes
-
-    def read(self, name: str) -> torch.Tensor:
-        """Returns a tensor by name, as a view of the mapped file; do not write to it."""
-        entry = self._table[name]
-        begin, end = entry["data_offsets"]
-        if begin == end:
-            return torch.empty(entry["shape"], dtype=DTYPES[entry["dtype"]])
-        return torch.from_numpy(self._bytes[begin:end]).view(DTYPES[entry["dtype"]]).view(entry["shape"])
-
-    def copied(self, name: str) -> torch.Tensor:
-        """Returns a tensor by name in memory of its own; no part of the file stays mapped for it."""
-        tensor = torch.empty(self.shapes[name], dtype=self.dtypes[name])
-        if tensor.numel():
-            with self.path.open("rb", buffering=0) as file:
-                file.seek(self._begin + self._table[name]["data_offsets"][0])
-                memory = tensor.reshape(-1).view(torch.uint8).numpy().data
-                while memory:
-                    count = file.readinto(memory)
-                    if not count:
-                        raise InputError(
-                            f"weights file {str(self.path)!r} ends too early. It was changed while it was read."
-                        )
-                    memory = memory[count:]
-        return tensor
-
-    def beginning(self, name: str) -> bytes:
-        """Returns the first bytes of a tensor, which tell weights of equal shapes apart."""
-        begin, end = self._table[name]["data_offsets"]
-        return self._bytes[begin : min(end, begin + _BEGINNING)].tobytes()
-
-
-class StoredShards:
-    """Several safetensors files that hold one model, read as one."""
-
-    def __init__(self, paths: Sequence[str | Path]) -> None:
-        """Opens files of one directory and reads their tables of contents; `InputError` where one is damaged."""
-        self.path = Path(paths[0]).parent
-        self._files = {name: file for file in map(StoredWeights, paths) for name in file.shapes}
-        self.shapes = {name: file.shapes[name] for name, file in self._files.items()}
-        self.dtypes = {name: file.dtypes[name] for name, file in self._files.items()}
-
-    def copied(self, name: str) -> torch.Tensor:
-        """Returns one tensor in memory of its own, as `StoredWeights.copied` does."""
-        return self._files[name].copied(name)
-
-    def beginning(self, name: str) -> bytes:
-        """Returns the first bytes of one tensor, as `StoredWeights.beginning` does."""
-        return self._files[name].beginning(name)
-
-
-def fingerprint(stored: StoredWeights | StoredShards) -> str:
-    """Returns names, shapes and beginnings of stored weights as one digest, however they are cut into files."""
-    digest = hashlib.sha256()
-    for name in sorted(stored.shapes):
-        digest.update(f"{name} {stored.dtypes[name]} {stored.shapes[name]}".encode())
-        digest.update(stored.beginning(name))
-    return digest.hexdigest()
+from snugfit.workloads.stored_weights import StoredShards, StoredWeights
 
 
 def await_weights(
@@ -204,10 +89,10 @@ def match_weights(model: torch.nn.Module, stored: StoredWeights) -> dict[str, st
     missing = [name for name, source in found.items() if source is None]
     unexpected = [name for name in stored.shapes if name not in state]
     resized = [name for name, source in found.items() if source and stored.shapes[source] != tuple(state[name].shape)]
-    heads = _heads_of_other_classes(model, resized, stored.shapes)
+    heads = heads_of_other_classes(model, resized, stored.shapes)
     if not missing and not unexpected and (heads or not resized):
         if heads:
-            note(_head_note(heads, str(stored.path)))
+            note(head_note(heads, str(stored.path)))
         return {name: None if name in resized else source for name, source in found.items()}
     parts = []
     if missing:
@@ -258,72 +143,6 @@ def map_weights(model: torch.nn.Module, stored: StoredWeights, dtype: torch.dtyp
         for table in (module._parameters, module._buffers):
             table.update({key: mapped[tensor] for key, tensor in table.items() if tensor in mapped})  # type: ignore[misc]
     return [name for name, source in found.items() if source is None]
-
-
-def _heads_of_other_classes(
-    model: torch.nn.Module, resized: Sequence[str], shapes: Mapping[str, tuple[int, ...]]
-) -> dict[str, tuple[int, int]]:
-    """Head name -> (classes in the file, in the model), if that explains all shapes that differ.
-
-    Heads are Linear or Conv layers whose outputs are as many as the model's classes and, in the file, as many as the
-    file's; the model's last such layer must be one of them. Several are auxiliary heads.
-    """
-    layers = {name: module for name, module in model.named_modules() if isinstance(module, LAYERS_WITH_CLASSES)}
-    heads: dict[str, tuple[int, int]] = {}
-    for full_name in resized:
-        name, _, kind = full_name.rpartition(".")
-        if name not in layers or full_name not in shapes:
-            return {}
-        own, other = tuple(getattr(layers[name], kind).shape), shapes[full_name]
-        if len(own) != len(other) or own[1:] != other[1:]:
-            return {}
-        heads[name] = (other[0], own[0])
-    same_classes = len(set(heads.values())) == 1
-    return heads if same_classes and list(layers)[-1] in heads else {}
-
-
-def replace_heads(model: torch.nn.Module, old_classes: int, classes: int, *, origin: str) -> None:
-    """Puts fresh layers in place of heads with `old_classes` outputs; `origin` names the weights in messages."""
-    heads = {}
-    # The model's own head is its last layer; an auxiliary head is the last layer of another child of the model.
-    for part_name, part in model.named_children():
-        layers = [(name, module) for name, module in part.named_modules() if isinstance(module, LAYERS_WITH_CLASSES)]
-        if layers and outputs_of(layers[-1][1]) == old_classes:
-            name = ".".join(piece for piece in (part_name, layers[-1][0]) if piece)
-            heads[name] = layers[-1][1]
-    if not heads:
-        raise InputError(
-            f"the head of this model was not found: no last layer has the {old_classes} outputs of {origin}. "
-            f"Leave num_classes at {old_classes}, or give a model function that replaces the head itself."
-        )
-    for name, head in heads.items():
-        model.set_submodule(name, _like(head, classes))
-    if getattr(model, "num_classes", None) == old_classes:
-        model.num_classes = classes  # type: ignore[assignment]
-    note(_head_note(dict.fromkeys(heads, (old_classes, classes)), origin))
-
-
-def outputs_of(layer: torch.nn.Module) -> int:
-    """Returns how many outputs a layer of `LAYERS_WITH_CLASSES` has."""
-    return int(getattr(layer, "out_features", 0) or getattr(layer, "out_channels", 0))
-
-
-def _like(layer: torch.nn.Module, outputs: int) -> torch.nn.Module:
-    """A fresh layer of the same kind and settings, with another number of outputs."""
-    fresh = copy.deepcopy(layer)
-    for name in ("out_features", "out_channels"):
-        if hasattr(fresh, name):
-            setattr(fresh, name, outputs)
-    for name, parameter in list(fresh.named_parameters(recurse=False)):
-        setattr(fresh, name, torch.nn.Parameter(parameter.new_empty(outputs, *parameter.shape[1:])))
-    assert isinstance(fresh, LAYERS_WITH_CLASSES)
-    fresh.reset_parameters()
-    return fresh
-
-
-def _head_note(heads: Mapping[str, tuple[int, int]], origin: str) -> str:
-    old, new = next(iter(heads.values()))
-    return f"head {', '.join(heads)}: fresh values for {new} classes; {origin} has {old}."
 
 
 def freeze_parameters(model: torch.nn.Module, patterns: Sequence[str]) -> list[str]:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from snugfit.atomic_file import replaced_file
 from snugfit.errors import InputError
-from snugfit.workloads.weights import DTYPES
+from snugfit.workloads.stored_weights import DTYPES
 
 Layout = Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
 """Name of a tensor -> its dtype and shape."""

@@ -9,7 +9,8 @@ from benchmarks.gpu.operator_events import OperatorEvents, own_blocks, predicted
 from torch import nn
 
 import snugfit
-from snugfit.recording.trace import OperatorRun, TraceBuilder
+from snugfit.recording.operator_run import OperatorRun
+from snugfit.recording.trace_builder import TraceBuilder
 
 
 @pytest.mark.parametrize(

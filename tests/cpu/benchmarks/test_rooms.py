@@ -29,4 +29,4 @@ def test_every_arrow_is_drawn_from_row_to_row():
 def test_what_reads_recordings_does_not_need_the_simulator():
     found = rooms()
     assert found["recording"] == {"ground floor"}
-    assert not {"simulator", "workers", "fake_device"} & (found["measure"] | found["report"])
+    assert not {"simulator", "workers", "recorder"} & (found["measure"] | found["report"])

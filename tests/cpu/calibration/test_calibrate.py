@@ -14,9 +14,9 @@ from snugfit.calibration.calibrate import calibrate, row_of
 from snugfit.cli import main
 from snugfit.device_kinds import CUDA
 from snugfit.devices import Device, device_named
-from snugfit.fake_device.cpu_operators import of_this_processor
 from snugfit.fields import as_data
-from snugfit.measure import host_speeds
+from snugfit.operators import host_speeds
+from snugfit.operators.cpu_operators import of_this_processor
 from snugfit.recording.kernel_times import LINK_SHARE, MEMORY_SHARE
 
 CPU = torch.device("cpu")
@@ -113,7 +113,7 @@ def test_stopped_before_its_end_it_leaves_the_earlier_one(monkeypatch, capsys):
 
 def test_a_card_that_was_measured_keeps_its_host_time():
     from snugfit.recording.clock import HOST_LAUNCH_SECONDS, HOST_OPERATOR_SECONDS, issue_seconds
-    from snugfit.recording.trace import OperatorRun
+    from snugfit.recording.operator_run import OperatorRun
 
     run = OperatorRun("aten.add.Tensor", "", "forward", 0, 8, 8, "float32", 3, CUDA)
     card = device_named("rtx-4090")

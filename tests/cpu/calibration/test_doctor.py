@@ -6,11 +6,10 @@ import os
 import pytest
 
 from snugfit import machine
-from snugfit.calibration import health
+from snugfit.calibration import health, library_probe
+from snugfit.calibration.library_probe import Tried, try_libraries
 from snugfit.cli import main
 from snugfit.machine import Gpu, Requirement
-from snugfit.measure import library_probe
-from snugfit.measure.library_probe import Tried, try_libraries
 
 TORCH = {"version": "2.14.1+cpu", "cuda": None, "card": None, "processor": "Xeon, 2 threads"}
 ASKED = [

@@ -227,7 +227,7 @@ def test_resume_by_another_recipe_says_so_and_keeps_it(here, capsys):
 
 
 def test_out_of_memory_is_exit_3_and_a_leaner_recipe_goes_on(here, capsys, monkeypatch):
-    from snugfit.training.step import Trainer
+    from snugfit.training.trainer import Trainer
 
     forward = Trainer._forward_pass
 

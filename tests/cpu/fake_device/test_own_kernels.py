@@ -100,7 +100,7 @@ def test_every_other_composite_operator_is_taken_apart_but_views_and_those_that_
 
 _TABLES = r"""
 import re, torch
-from snugfit.fake_device import registration
+from snugfit.recorder import registration
 from snugfit.private_torch import dispatcher
 registration.register()
 for name in dispatcher.operator_names():

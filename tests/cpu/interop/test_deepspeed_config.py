@@ -8,7 +8,8 @@ import pytest
 
 from snugfit.errors import RecipeError
 from snugfit.fields import field_infos
-from snugfit.interop.deepspeed_config import Wanted, deepspeed_export
+from snugfit.interop.deepspeed_config import deepspeed_export
+from snugfit.interop.deepspeed_wanted import Wanted
 from snugfit.recipe import Recipe
 from snugfit.run import Run
 from snugfit.training.schedule import lr_factor

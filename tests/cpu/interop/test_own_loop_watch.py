@@ -13,7 +13,7 @@ import torch
 import __main__
 import snugfit
 from snugfit.errors import DoesNotFitError, InputError, SnugfitWarning
-from snugfit.measure.process_memory import heap_in_use_bytes
+from snugfit.process_memory import heap_in_use_bytes
 
 STEPS = 80
 

@@ -14,8 +14,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from snugfit.devices import device_named
 from snugfit.fake_device.personality import Personality
 from snugfit.measure.allocator_events import warm_up
-from snugfit.measure.host_speeds import host_speeds
 from snugfit.measure.meter import meter_for
+from snugfit.operators.host_speeds import host_speeds
 from snugfit.planner.probe import Place
 from snugfit.recipe import Recipe
 from snugfit.training.prepare import prepare

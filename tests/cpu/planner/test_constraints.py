@@ -2,13 +2,13 @@
 
 import pytest
 
+from snugfit import process_memory
 from snugfit.contexts import Context, measured
 from snugfit.devices import DEVICES, device_named
 from snugfit.errors import InputError, RecipeError
-from snugfit.measure import process_memory
-from snugfit.measure.process_memory import _left_in_group, kernel_bytes
 from snugfit.planner.constraints import Constraints, constraints_from
 from snugfit.planner.margin import margin_for
+from snugfit.process_memory import _left_in_group, kernel_bytes
 from snugfit.recipe import Recipe
 from snugfit.workload import Workload
 

@@ -1,7 +1,8 @@
 """A literal step of two blocks: what each saves, and the highest point of every stretch."""
 
 from snugfit.planner.profile import OUTSIDE, Row, profile
-from snugfit.recording.trace import OperatorRun, TraceBuilder
+from snugfit.recording.operator_run import OperatorRun
+from snugfit.recording.trace_builder import TraceBuilder
 
 
 def run(build, module, phase):

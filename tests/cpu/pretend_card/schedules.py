@@ -9,11 +9,11 @@ from contextlib import contextmanager
 
 import torch
 
-from snugfit.fake_device.operator_costs import tensors_in
 from snugfit.pretend_card.present import card_present
 from snugfit.pretend_card.streams import Streams
 from snugfit.pretend_card.values import arguments
 from snugfit.private_torch import dispatcher
+from snugfit.techniques.batches import tensors_in
 
 POISON = 0xFF
 

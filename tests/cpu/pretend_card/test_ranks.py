@@ -6,25 +6,10 @@ What each rank does is in `rank_tasks.py`; the processes are started once for al
 import pytest
 import rank_tasks
 import torch
-from rank_processes import Ranks
 from rank_tasks import COLLECTIVES, DTYPES, SAMPLES, STEPS
 from small_models import cross_entropy, make_batches, make_model
 
 SEEDS = range(3)
-
-
-@pytest.fixture(scope="module")
-def two():
-    ranks = Ranks(2)
-    yield ranks
-    ranks.end()
-
-
-@pytest.fixture(scope="module")
-def four():
-    ranks = Ranks(4)
-    yield ranks
-    ranks.end()
 
 
 def _plain(name, clip=False):

@@ -6,7 +6,7 @@ from snugfit.profiler.temporaries import MARK_BYTES, OperatorMark, cut_at_marks,
 from snugfit.profiler.truth import event_sizes
 from snugfit.recording.replay import replay
 from snugfit.recording.tensor_bytes import TensorBytes
-from snugfit.recording.trace import TraceBuilder
+from snugfit.recording.trace_builder import TraceBuilder
 
 M, END = MARK_BYTES, -MARK_BYTES
 

@@ -6,7 +6,8 @@ import pytest
 
 from snugfit.recording.anatomy import OUTSIDE, anatomy, block_of, timeline
 from snugfit.recording.replay import replay
-from snugfit.recording.trace import CATEGORIES, TraceBuilder
+from snugfit.recording.trace import CATEGORIES
+from snugfit.recording.trace_builder import TraceBuilder
 
 MIB = 2**20
 

@@ -10,7 +10,8 @@ from snugfit.recording.clock import (
     clock,
 )
 from snugfit.recording.kernel_times import run_seconds
-from snugfit.recording.trace import Collective, OperatorRun, TraceBuilder
+from snugfit.recording.operator_run import Collective, OperatorRun
+from snugfit.recording.trace_builder import TraceBuilder
 
 A100 = device_named("a100-40gb")
 ISSUE = HOST_OPERATOR_SECONDS + HOST_LAUNCH_SECONDS

@@ -13,7 +13,7 @@ from snugfit.recording.communication import (
     START_SECONDS,
     collective_seconds,
 )
-from snugfit.recording.trace import Collective
+from snugfit.recording.operator_run import Collective
 
 A100, H100, RTX4090 = map(device_named, ("a100-80gb", "h100-80gb", "rtx-4090"))
 GIB = 2**30

@@ -4,8 +4,8 @@ import pytest
 
 from snugfit.recording import convolution_times as times
 from snugfit.recording.convolution_times import Rates, convolution_seconds
+from snugfit.recording.operator_run import Convolution
 from snugfit.recording.product_times import product_share
-from snugfit.recording.trace import Convolution
 
 CARD = Rates(computed=70e12, plain=25e12, moved=800e9, processors=82, on_tensor_cores=True)
 IMAGES = 2 * 64 * 256 * 784 * 2

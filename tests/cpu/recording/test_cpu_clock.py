@@ -3,9 +3,10 @@
 import pytest
 import torch
 
-from snugfit.measure import host_speeds
+from snugfit.operators import host_speeds
 from snugfit.recording.cpu_clock import HostSpeeds, cpu_clock, cpu_run_seconds
-from snugfit.recording.trace import OperatorRun, TraceBuilder
+from snugfit.recording.operator_run import OperatorRun
+from snugfit.recording.trace_builder import TraceBuilder
 
 SPEEDS = HostSpeeds(
     operator_seconds=1e-5,

@@ -9,7 +9,9 @@ import pytest
 from snugfit.recording.alike_stretches import NotAlike
 from snugfit.recording.expansion import Expansion
 from snugfit.recording.multi_tensor import TensorLists
-from snugfit.recording.trace import OperatorRun, Trace, TraceBuilder
+from snugfit.recording.operator_run import OperatorRun
+from snugfit.recording.trace import Trace
+from snugfit.recording.trace_builder import TraceBuilder
 
 
 def step(

@@ -2,7 +2,7 @@
 
 from snugfit.recording.fragmentation import fragmentation
 from snugfit.recording.replay import replay
-from snugfit.recording.trace import TraceBuilder
+from snugfit.recording.trace_builder import TraceBuilder
 from snugfit.report.estimate_advice import fragmentation_in_words
 from snugfit.units import MIB
 

@@ -4,7 +4,7 @@ import pytest
 
 from snugfit.recording.host_memory import machine_host_bytes, other_host_bytes
 from snugfit.recording.recording import Recording
-from snugfit.recording.trace import TraceBuilder
+from snugfit.recording.trace_builder import TraceBuilder
 from snugfit.workload import Workload
 
 

@@ -8,7 +8,8 @@ import snugfit
 from snugfit.devices import device_named
 from snugfit.recording.clock import clock
 from snugfit.recording.host_waits import host_waits
-from snugfit.recording.trace import OperatorRun, TraceBuilder
+from snugfit.recording.operator_run import OperatorRun
+from snugfit.recording.trace_builder import TraceBuilder
 
 A100 = device_named("a100-40gb")
 WORK = OperatorRun("aten.mm.default", "", "forward", 10**12, 10**8, 10**8, "bfloat16", 1, "device")

@@ -5,11 +5,11 @@ import torch
 from torch import nn
 
 from snugfit.devices import device_named
-from snugfit.fake_device.operator_costs import convolution_flops
 from snugfit.fake_device.personality import Personality
+from snugfit.operators.operator_costs import convolution_flops
 from snugfit.recording import kernel_times as times
 from snugfit.recording.kernel_times import run_seconds
-from snugfit.recording.trace import Convolution, OperatorRun
+from snugfit.recording.operator_run import Convolution, OperatorRun
 from snugfit.simulator.own_step import simulate_step
 
 A100, T4 = device_named("a100-40gb"), device_named("t4-16gb")

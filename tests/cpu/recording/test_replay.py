@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from snugfit.recording.allocator import AllocatorConfig
-from snugfit.recording.replay import Player, Replays, replay
-from snugfit.recording.trace import TraceBuilder
+from snugfit.recording.replay import Player, replay
+from snugfit.recording.replays import Replays
+from snugfit.recording.trace_builder import TraceBuilder
 
 MIB = 2**20
 

@@ -7,7 +7,7 @@ import pytest
 from snugfit.recording.allocator import AllocatorConfig
 from snugfit.recording.replay import replay
 from snugfit.recording.snapshot import snapshot, write_snapshot
-from snugfit.recording.trace import TraceBuilder
+from snugfit.recording.trace_builder import TraceBuilder
 
 MIB = 2**20
 

@@ -4,9 +4,10 @@ import pytest
 
 from snugfit.recording.allocator import OutOfMemory
 from snugfit.recording.anatomy import anatomy
-from snugfit.recording.replay import Replays, replay
+from snugfit.recording.replay import replay
+from snugfit.recording.replays import Replays
 from snugfit.recording.tensor_bytes import TensorBytes, TensorCounter, allocator_for
-from snugfit.recording.trace import TraceBuilder
+from snugfit.recording.trace_builder import TraceBuilder
 
 
 def test_every_tensor_counts_with_its_own_bytes():

@@ -5,7 +5,9 @@ import pickle
 import pytest
 
 from snugfit.errors import InputError
-from snugfit.recording.trace import ALLOC, EMPTY_CACHE, FREE, MARK, RESIZE, WORKSPACE, Mark, OperatorRun, TraceBuilder
+from snugfit.recording.operator_run import OperatorRun
+from snugfit.recording.trace import ALLOC, EMPTY_CACHE, FREE, MARK, RESIZE, WORKSPACE, Mark
+from snugfit.recording.trace_builder import TraceBuilder
 
 
 def recording():

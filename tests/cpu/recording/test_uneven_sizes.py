@@ -10,7 +10,8 @@ import snugfit
 from snugfit.devices import device_named
 from snugfit.recipe import Recipe
 from snugfit.recording.clock import clock
-from snugfit.recording.trace import Convolution, OperatorRun, TraceBuilder
+from snugfit.recording.operator_run import Convolution, OperatorRun
+from snugfit.recording.trace_builder import TraceBuilder
 from snugfit.recording.uneven_sizes import padded_run, uneven_sizes
 
 A100, T4 = device_named("a100-40gb"), device_named("t4-16gb")

@@ -10,7 +10,8 @@ from snugfit.devices import device_named
 from snugfit.fake_device.personality import Personality
 from snugfit.recipe import Recipe
 from snugfit.recording.clock import clock
-from snugfit.recording.replay import Replays, replay
+from snugfit.recording.replay import replay
+from snugfit.recording.replays import Replays
 from snugfit.recording.trace import Repeat
 from snugfit.simulator import pieces
 from snugfit.simulator.given_training import record_given, simulate_training
@@ -104,7 +105,8 @@ def test_what_is_not_alike_is_simulated_whole(pool):
 
 def test_repeats_are_gone_through_as_often_as_they_say():
     from snugfit.recording.clock import runs_of_step
-    from snugfit.recording.trace import OperatorRun, TraceBuilder
+    from snugfit.recording.operator_run import OperatorRun
+    from snugfit.recording.trace_builder import TraceBuilder
 
     build = TraceBuilder()
     for _ in range(4):

@@ -4,9 +4,9 @@ import textwrap
 
 import pytest
 
-from snugfit.fake_device.assumptions import assumptions_from
 from snugfit.fake_device.personality import Personality
 from snugfit.simulator.own_script import ASSUMED, fresh_workers, record_script
+from snugfit.values.assumptions import assumptions_from
 
 START = """
 import torch

@@ -15,7 +15,7 @@ import snugfit
 from snugfit import InputError, Recipe, SnugfitWarning
 from snugfit.techniques.base import WrappedForward
 from snugfit.techniques.blocks import chosen_blocks, find_blocks
-from snugfit.techniques.checkpoint.apply import Checkpointed
+from snugfit.techniques.checkpoint.checkpointed import Checkpointed
 
 
 def prepare(model, loss=cross_entropy, **fields):

@@ -4,7 +4,6 @@ import pytest
 import stack_tasks
 import torch
 import torch.nn.functional as F
-from rank_processes import Ranks
 from stack_tasks import EVERYTHING, mixture, tokens
 from text_models import MIXTRAL, MIXTURES, build
 from torch import nn
@@ -25,13 +24,6 @@ RECIPES = {
     "nf4 double": {"quantize": "nf4", "double_quantize": True},
     "int8": {"quantize": "int8"},
 }
-
-
-@pytest.fixture(scope="module")
-def ranks():
-    made = Ranks(2)
-    yield made
-    made.end()
 
 
 class Experts(nn.Module):
@@ -155,10 +147,10 @@ def test_compiled_they_train_the_same():
     assert losses[0] == pytest.approx(losses[1], rel=1e-6)
 
 
-def test_several_processes_train_them_as_one(ranks):
+def test_several_processes_train_them_as_one(two):
     recipes = [{**EVERYTHING, **packing} for packing in ({}, RECIPES["nf4"], RECIPES["int8"])]
     alone = [stack_tasks.trained("mixtral", recipe) for recipe in recipes]
-    for found in ranks.do(stack_tasks.trained_in_several, "mixtral", [{**one, "shard": "full"} for one in recipes]):
+    for found in two.do(stack_tasks.trained_in_several, "mixtral", [{**one, "shard": "full"} for one in recipes]):
         for (loss, weights), (loss_alone, weights_alone) in zip(found, alone, strict=True):
             assert loss == pytest.approx(loss_alone, abs=1e-6) and len(weights) == len(weights_alone) > 10
             for (key, one), other in zip(weights.items(), weights_alone.values(), strict=True):

@@ -14,7 +14,7 @@ from snugfit.techniques.init.late import is_awaited
 from snugfit.workers.pool import shared_pool
 from snugfit.workloads import hf_files
 from snugfit.workloads.models import build_model
-from snugfit.workloads.weights import StoredShards
+from snugfit.workloads.stored_weights import StoredShards
 
 pytest.importorskip("peft")
 pytest.importorskip("bitsandbytes")

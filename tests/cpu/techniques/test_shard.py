@@ -4,7 +4,6 @@ import pytest
 import safetensors.torch
 import shard_tasks
 import torch
-from rank_processes import Ranks
 from shard_tasks import STEPS, trained
 from small_models import cross_entropy, make_batches
 
@@ -35,20 +34,6 @@ RECIPES = {
     "compile": {"shard": "full", "compile": "aot_eager"},
     "lora": {"shard": "full", "adapter": "lora", "adapter_rank": 2},
 }
-
-
-@pytest.fixture(scope="module")
-def two():
-    ranks = Ranks(2)
-    yield ranks
-    ranks.end()
-
-
-@pytest.fixture(scope="module")
-def four():
-    ranks = Ranks(4)
-    yield ranks
-    ranks.end()
 
 
 def _check(ranks, name, fields, settings=None, *, samples=SAMPLES, last=SAMPLES, dtype=torch.float64, close=1e-9):

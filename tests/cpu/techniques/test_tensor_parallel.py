@@ -11,7 +11,7 @@ from rank_processes import Ranks
 from tensor_parallel_tasks import make_batches, trained
 
 import snugfit
-from snugfit.recording.trace import Collective
+from snugfit.recording.operator_run import Collective
 from snugfit.runs.checkpoint import save_checkpoint
 from snugfit.runs.checkpoint_parts import Parts
 from snugfit.simulator.given_training import simulate_training
@@ -38,20 +38,6 @@ CASES = {
     "sgd": ("decoder", {}, {"optimizer": "sgd", "momentum": 0.9, "weight_decay": 0.01}),
     "freeze": ("decoder", {}, {"freeze": "blocks.0.attention*"}),
 }
-
-
-@pytest.fixture(scope="module")
-def two():
-    ranks = Ranks(2)
-    yield ranks
-    ranks.end()
-
-
-@pytest.fixture(scope="module")
-def four():
-    ranks = Ranks(4)
-    yield ranks
-    ranks.end()
 
 
 @pytest.fixture

@@ -194,7 +194,7 @@ def test_running_statistics_go_back(waits):
     batches = make_batches("cnn", 6, 3, torch.float32)
     trainer = snugfit.prepare(make_model("cnn", torch.float32), Recipe(), loss=cross_entropy, device="cpu")
     trainer.update.health.waits = waits
-    trainer._statistics = Statistics(trainer.model, 1 if waits else DEPTH + 2)
+    trainer._step.statistics = Statistics(trainer.model, 1 if waits else DEPTH + 2)
     if not waits:
         trainer.update.health._late._module = _LateDevice
     trainer.step(batches[0])

@@ -12,7 +12,7 @@ from small_models import cross_entropy, make_batches, make_model
 
 import snugfit
 from snugfit import InputError, OutOfMemoryError, Recipe, RecipeError, SnugfitWarning
-from snugfit.techniques.checkpoint.apply import Checkpointed
+from snugfit.techniques.checkpoint.checkpointed import Checkpointed
 
 
 def trainer_of(name="mlp", recipe=None, model=None, **arguments):

@@ -1,22 +1,22 @@
 """Memory that really runs out: the operating system refuses a child process more, and its training goes on."""
 
 import json
-import os
-import subprocess
 import sys
 import textwrap
-from pathlib import Path
 
-import patience
 import pytest
+from run_code import run_code
 
 CHILD = """
-    import ctypes, gc, json, resource, sys, warnings
+    import ctypes, gc, json, resource, warnings
     import torch
     torch.set_num_threads(1)
     from recovery_runs import difference, trained
 
-    plain, _ = trained("cpu", **json.loads(sys.argv[1]))
+    # Large blocks go back to the system at once; otherwise what the run before left free comes on top of the limit.
+    M_MMAP_THRESHOLD = -3
+    ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 2**20)
+    plain, _ = trained("cpu", **FIELDS)
 
     def limit(step):
         if step == 0:
@@ -24,11 +24,11 @@ CHILD = """
             ctypes.CDLL(None).malloc_trim(0)
             with open("/proc/self/status") as lines:
                 now = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmData"))
-            resource.setrlimit(resource.RLIMIT_DATA, (now + int(sys.argv[2]) * 2**20, resource.RLIM_INFINITY))
+            resource.setrlimit(resource.RLIMIT_DATA, (now + 44 * 2**20, resource.RLIM_INFINITY))
 
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        weights, trainer = trained("cpu", before_step=limit, **json.loads(sys.argv[1]))
+        weights, trainer = trained("cpu", before_step=limit, **FIELDS)
     messages = [str(one.message) for one in said if "ran out of memory" in str(one.message)]
     print(json.dumps({
         "messages": messages, "difference": difference(weights, plain), "microbatch_size": trainer.recipe.microbatch_size,
@@ -41,16 +41,7 @@ CHILD = """
 @pytest.mark.parametrize("fields", [{}, {"offload_optimizer": True}], ids=str)
 def test_the_first_step_does_not_fit(fields):
     """About 110 MiB of activations, 24 MiB of weights, momentum and gradients, and 44 MiB to hold what is not there yet."""
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(CHILD), json.dumps(fields), "44"],
-        capture_output=True,
-        text=True,
-        cwd=Path(__file__).parents[1],
-        # Large blocks go back to the system at once; otherwise what the run before left free comes on top of the limit.
-        env={**os.environ, "MALLOC_MMAP_THRESHOLD_": str(2**20)},
-        check=False,
-        timeout=patience.SECONDS,
-    )
+    done = run_code(f"FIELDS = {fields}\n{textwrap.dedent(CHILD)}")
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert result["messages"][0].startswith("step 1 ran out of memory (the whole batch of 2048 in ")

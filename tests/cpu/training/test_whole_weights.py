@@ -4,7 +4,6 @@ import json
 
 import pytest
 import torch
-from rank_processes import Ranks
 from safetensors.torch import load_file
 from small_models import cross_entropy, make_batches, make_model
 from text_models import build
@@ -31,13 +30,6 @@ SHARED = {
     "dora, whole": {"adapter": "dora", "adapter_rank": 2},
     "nf4": {"shard": "full", "adapter": "lora", "adapter_rank": 2, "quantize": "nf4"},
 }
-
-
-@pytest.fixture(scope="module")
-def two():
-    ranks = Ranks(2)
-    yield ranks
-    ranks.end()
 
 
 def tokens_of(model):

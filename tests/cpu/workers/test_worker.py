@@ -19,7 +19,7 @@ from torch.nn.utils import parametrizations
 
 import snugfit
 from snugfit.errors import CannotSimulateError, InputError, RecipeError
-from snugfit.fake_device import registration
+from snugfit.recorder import registration
 from snugfit.workers import skeleton
 from snugfit.workers.pool import Pool
 
@@ -57,7 +57,7 @@ def test_code_is_simulated_only_while_it_is_recorded(pool):
 
     def seen():
         from snugfit.fake_device.personality import Personality
-        from snugfit.fake_device.record import record
+        from snugfit.recorder.record import record
 
         inside = []
         record(lambda _: inside.append(registration.is_simulation()), Personality())

@@ -7,8 +7,10 @@ import torch
 from safetensors.torch import save_file, save_model
 
 from snugfit.errors import InputError
+from snugfit.workloads.heads import replace_heads
 from snugfit.workloads.models import build_model
-from snugfit.workloads.weights import StoredWeights, freeze_parameters, load_weights, replace_heads
+from snugfit.workloads.stored_weights import StoredWeights
+from snugfit.workloads.weights import freeze_parameters, load_weights
 
 
 def small(classes=4, width=8):

@@ -7,7 +7,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from snugfit.errors import InputError
-from snugfit.workloads.weights import DTYPES, StoredWeights
+from snugfit.workloads.stored_weights import DTYPES, StoredWeights
 from snugfit.workloads.weights_file import layout_of, save_model, save_tensors
 
 

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 
 from snugfit.errors import InputError
 from snugfit.private_torch import hooks_of
-from snugfit.private_torch.collectives import lying_as, own_part, taken_apart, watch_shared_out
+from snugfit.private_torch.collectives import lying_as, own_part, taken_apart
+from snugfit.private_torch.shared_units import watch_shared_out
 from snugfit.techniques.shard.buckets import Buckets
 from snugfit.techniques.shard.first_steps import FirstSteps
 

@@ -159,13 +159,13 @@ def resize(images: torch.Tensor, size: int) -> torch.Tensor:
     return torch.nn.functional.interpolate(images, size=(size, size), mode="bilinear", antialias=True)
 
 
-def stratified_parts(labels: Indices, shares: Sequence[float], seed: int = SPLIT_SEED) -> list[Indices]:
-    """Cuts indices into sorted parts in which every class has its share; one seed always gives the same cut.
+def stratified_parts(labels: Indices, shares: Sequence[float]) -> list[Indices]:
+    """Cuts indices into sorted parts in which every class has its share; always the same cut.
 
     `labels`: int64, `[N]`.
     `shares`: share of each part but the last, which takes the rest.
     """
-    random = np.random.Generator(np.random.PCG64(seed))
+    random = np.random.Generator(np.random.PCG64(SPLIT_SEED))
     parts: list[list[Indices]] = [[] for _ in range(len(shares) + 1)]
     for label in np.unique(labels):
         members = random.permutation(np.flatnonzero(labels == label))

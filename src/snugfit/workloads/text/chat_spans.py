@@ -23,7 +23,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from snugfit.errors import InputError
+from snugfit.errors import InputError, in_words
 
 ASSISTANT = "assistant"
 _MARKED = re.compile(r"\{%-?\s*generation\s*-?%\}")
@@ -159,7 +159,7 @@ def _asked(render: Callable[[], Any], turns: list[Turn]) -> Any:
     except Exception as error:  # a template is a program of its author's
         raise InputError(
             f"the tokenizer's chat template refuses a conversation of {', '.join(turn['role'] for turn in turns)}: "
-            f"{type(error).__name__}: {' '.join(str(error).split())[:200]}. Change the data or the template."
+            f"{in_words(error)}. Change the data or the template."
         ) from error
 
 

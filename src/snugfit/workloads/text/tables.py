@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from snugfit.attributes import attributes_set
-from snugfit.errors import InputError
+from snugfit.errors import InputError, in_words, message_of
 from snugfit.library_imports import needed
 from snugfit.workloads.hf_files import quiet
 from snugfit.workloads.text.stored import Column, StoredColumn, opened, shown
@@ -199,7 +199,7 @@ def _read_parquet(path: Path) -> Table:
                 yield one
         except (OSError, arrow.ArrowException) as error:
             raise InputError(
-                f"data file {str(path)!r} cannot be read as parquet: {' '.join(str(error).split())[:200]}. It is damaged, "
+                f"data file {str(path)!r} cannot be read as parquet: {message_of(error)}. It is damaged, "
                 "cut short, or another kind of file."
             ) from error
 
@@ -223,13 +223,12 @@ def _from_hub(spec: str, where: str, download: bool) -> dict[str, Table]:
         with quiet(), attributes_set([settings], HF_HUB_OFFLINE=settings.HF_HUB_OFFLINE or not download):
             loaded = datasets.load_dataset(name, config or None, download_config=how)
     except Exception as error:
-        reason = " ".join(str(error).split())[:200].rstrip(".")
         todo = (
             "Check the name (NAME or NAME:CONFIG) and the network."
             if download
             else "Nothing is fetched unless asked for: check the name (NAME or NAME:CONFIG), or add --download."
         )
-        raise InputError(f"data {spec!r} cannot be loaded: {type(error).__name__}: {reason}. {todo}") from error
+        raise InputError(f"data {spec!r} cannot be loaded: {in_words(error)}. {todo}") from error
     tables = {}
     for part, names in PARTS.items():
         split = next((one for one in names if one in loaded), None)

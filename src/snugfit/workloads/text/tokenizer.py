@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from snugfit.errors import InputError, warn
+from snugfit.errors import InputError, in_words, warn
 from snugfit.workloads.hf_files import quiet
 from snugfit.workloads.text.ragged import Ids
 from snugfit.workloads.text.stored import Column, shown
@@ -52,10 +52,9 @@ def load_tokenizer(directory: Path | None, *, model: str, pretrained: bool) -> A
             tokenizer = chosen.from_pretrained(str(directory), local_files_only=True)
             probe = tokenizer("Some words.", verbose=False)["input_ids"]
     except Exception as error:
-        reason = " ".join(str(error).split())[:300].rstrip(".")
         needs = "sentencepiece" if any(file.endswith(".model") for file in found) else "what it asks for"
         raise InputError(
-            f"the tokenizer of {model!r} cannot be read from {', '.join(found)}: {type(error).__name__}: {reason}. Put its "
+            f"the tokenizer of {model!r} cannot be read from {', '.join(found)}: {in_words(error)}. Put its "
             f"tokenizer.json beside them, which needs no other library, or pip install {needs}."
         ) from error
     known = [token for token in probe if token != tokenizer.unk_token_id and token not in tokenizer.all_special_ids]

@@ -1,0 +1,54 @@
+"""A ledger of real storages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+
+from snugfit import private_torch
+from snugfit.device_kinds import CUDA
+from snugfit.recorder.storage_ledger import StorageLedger
+from snugfit.techniques.batches import tensors_of
+
+MADE_ELSEWHERE = "(made outside of watched code)"
+
+
+class ProfileLedger(StorageLedger):
+    """A ledger of real storages: knows memory that is not the allocator's, and which module a tensor belongs to."""
+
+    def move_to_cuda(self) -> None:
+        """From now on the device is the GPU; everything so far is on the host."""
+        self._device_type = CUDA
+        self.builder.all_on_host()
+
+    def see(self, tensor: torch.Tensor, **made: Any) -> None:
+        """Records a new storage; memory of numpy, files and loader processes counts as host memory."""
+        mapped = tensor.device.type == "cpu" and tensor not in self and not tensor.untyped_storage().resizable()
+        with self.as_host() if mapped else nullcontext():
+            super().see(tensor, **made)
+
+    def claim_for(self, tensor: torch.Tensor, category: str, module: str) -> None:
+        """Sets category and module of a tensor (empty: where it was made); an unseen one is recorded first."""
+        if _is_plain(tensor):
+            self.see(tensor, operator=MADE_ELSEWHERE, module=module, phase="build", stream=0)
+            self.claim((tensor,), category, module)
+
+    def claim_inputs(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Claims tensors given to a model as inputs, unless a forward pass made them."""
+        for tensor in tensors:
+            ref = self._alive.get(tensor.untyped_storage()._cdata)
+            if ref is not None and not ref.claimed and ref.phase in ("build", "data"):
+                self._set(ref, "inputs")
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has a storage of its own: not sparse, not a wrapper of others."""
+    return tensor.layout is torch.strided and type(tensor).__torch_dispatch__ is private_torch.PLAIN_DISPATCH
+
+
+def plain_tensors(values: Any) -> list[torch.Tensor]:
+    """Returns those with a storage of their own among all tensors in some values."""
+    return [tensor for tensor in tensors_of(values) if _is_plain(tensor)]

@@ -1,0 +1,68 @@
+"""How a compiled model runs in a simulation: torch compiles it for fake tensors, with kernels that compute nothing.
+
+Nothing about a compiler is modelled. Dynamo traces the model, AOTAutograd decides what is saved for backward, inductor's
+scheduler what is fused and its code which buffers are made, reused and dropped, all as in a real run; the recorder sees
+what that code asks for. Only a generated kernel is neither compiled nor run: it reads and writes whole tensors once.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from snugfit.attributes import replaced
+from snugfit.errors import warn
+from snugfit.fake_device.personality import DEVICE_TYPE, Personality
+from snugfit.private_torch import compiler
+from snugfit.private_torch.backward_errors import BackendGuard
+from snugfit.recipe import Recipe
+from snugfit.recorder.recorder import Recorder
+from snugfit.techniques.compile import bound_in_words
+
+_library: list[torch.library.Library] = []
+
+
+@contextmanager
+def compiled_on_fakes(recipe: Recipe, personality: Personality) -> Iterator[None]:
+    """Context in which a recorded step compiles its model, if the recipe asks for that."""
+    if recipe.compile == "none":
+        yield
+        return
+    compiler.forget_all()
+    compiler.never_compile(Recorder.__torch_dispatch__, BackendGuard.type_)
+    changes = compiler.kernels_stand_in(_fused_kernel)
+    if personality.is_card:
+        changes += compiler.device_stands_in(DEVICE_TYPE, personality.capability)
+    quiet = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with replaced(changes), compiler.nothing_kept():
+            yield
+        warn(bound_in_words(recipe, on_card=personality.is_card))
+        if breaks := compiler.graph_breaks():
+            warn(
+                f"compile={recipe.compile!r} cannot trace the model whole: {len(breaks)} places break its graph, the first "
+                f"because of: {breaks[0]} Between the pieces it runs eagerly, in a run as in this prediction."
+            )
+    finally:
+        logging.disable(quiet)
+        compiler.forget_all()
+
+
+def _fused_kernel(written: list[torch.Tensor], read: list[torch.Tensor]) -> None:
+    _operator()(written, read)
+
+
+@functools.cache
+def _operator() -> Any:
+    """An operator that reads and writes whole tensors once and makes nothing."""
+    library = torch.library.Library("snugfit", "FRAGMENT")  # type: ignore[no-untyped-call]
+    library.define("fused_kernel(Tensor(a!)[] written, Tensor[] read) -> ()")  # type: ignore[no-untyped-call]
+    torch.library.register_fake("snugfit::fused_kernel", lambda written, read: None, lib=library)
+    _library.append(library)
+    return torch.ops.snugfit.fused_kernel.default

@@ -1,0 +1,95 @@
+"""Records a function on the fake device: all that is told to torch and to libraries meanwhile, around the recorder."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+
+from snugfit import phases
+from snugfit.attributes import Change, replaced
+from snugfit.fake_device.library_kernels import stand_ins
+from snugfit.fake_device.personality import Personality
+from snugfit.fake_device.translate import cuda_means_sim, pool_on_host, told
+from snugfit.fake_device.triton_kernels import triton_launches
+from snugfit.private_torch import late_compiler
+from snugfit.recorder.recorder import Recorder
+from snugfit.recorder.registration import simulating, threads_of
+from snugfit.recording.recording import Recording
+from snugfit.values.assumptions import Assumptions
+from snugfit.values.chance import Chance
+from snugfit.values.detector_counts import stated_counts
+from snugfit.values.given_arrays import arrays_given
+from snugfit.values.library_answers import library_answers
+
+
+def record(
+    run: Callable[[Any], None],
+    personality: Personality,
+    captured: Iterable[Any] = (),
+    assumptions: Assumptions | None = None,
+    chance: Chance | None = None,
+    kind: type[Recorder] = Recorder,
+) -> Recording:
+    """Records `run(recorder)` on the fake device; only in a worker, where the fake accelerator is registered.
+
+    `chance`: what random numbers are taken to be, and gets who asked; None: each at its middle.
+    """
+    recorder = kind(personality, assumptions)
+    recorder.bring(captured)
+    if chance is not None:
+        recorder.values.chance = chance
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        with late_compiler.not_loaded_within(), ExitStack() as around:
+            around.enter_context(phases.listen(recorder.on_phase))
+            around.enter_context(simulating())
+            around.enter_context(threads_of(personality))
+            around.enter_context(recorder)
+            answers = [
+                *told(torch.get_rng_state, recorder.saw),
+                *told(torch.isfinite, recorder.values.is_true),
+                *stand_ins(personality.kind),
+                *triton_launches(personality.kind, recorder.answered.add),
+                *stated_counts(recorder.answered.add),
+                *library_answers(recorder.values, recorder.answered.add),
+                *arrays_given(recorder.values),
+            ]
+            if personality.is_card:
+                around.enter_context(cuda_means_sim())
+                answers += pages_locked()
+            else:
+                answers += pool_on_host(recorder.host_pool)
+            around.enter_context(replaced(answers))
+            run(recorder)
+            trace = recorder.build()
+    finally:
+        if collecting:
+            gc.enable()
+    return Recording(
+        trace=trace,
+        answered=tuple(sorted(recorder.answered)),
+        torch_version=str(torch.__version__),  # torch has a class of its own for it
+        processor=recorder.processor,
+        same_on=recorder.card.same,
+    )
+
+
+def pages_locked() -> list[Change]:
+    """Replacement for page-locking host memory for a card: a copy of the tensor, and a note of it."""
+    locked: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
+
+    def pin_memory(tensor: torch.Tensor, *_: object) -> torch.Tensor:
+        copy = tensor if tensor.untyped_storage() in locked else tensor.clone()
+        locked.add(copy.untyped_storage())
+        return copy
+
+    return [
+        (torch.Tensor, "pin_memory", pin_memory),
+        (torch.Tensor, "is_pinned", lambda tensor, *_: tensor.untyped_storage() in locked),
+    ]

@@ -1,0 +1,326 @@
+"""Records a run on fake tensors: every storage with its birth and death, every operator, in exact order.
+
+The recorder is a dispatch mode below everything else, so it sees what reaches the kernels: after autograd, after autocast,
+after composite operators were taken apart.
+
+What an operator does to fake tensors is worked out once (`fake_calls.py`), remembered (`dispatch_plan.py`) and followed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any
+
+import torch
+
+from snugfit import private_torch
+from snugfit.attributes import replaced
+from snugfit.fake_device import attention_kernels, multihead_kernels, own_kernels
+from snugfit.fake_device.accelerator import backend
+from snugfit.fake_device.personality import DEVICE_TYPE, Personality
+from snugfit.operators import cpu_operators
+from snugfit.operators.operator_truth import new_tensors
+from snugfit.private_torch import DirectMode, backward_in_place, collectives, dispatcher, fake_tensors
+from snugfit.private_torch.backward_in_place import in_place_of
+from snugfit.private_torch.fake_tensors import FakeTensor
+from snugfit.recorder import dispatch_plan
+from snugfit.recorder.captured import Captured
+from snugfit.recorder.claims import Claims
+from snugfit.recorder.dispatch_plan import OperatorPlans
+from snugfit.recorder.fake_calls import LIFT, FakeCalls, is_mask, number_read, selects_by_masks, written_by
+from snugfit.recorder.module_path import ModulePath
+from snugfit.recorder.moment import Moment
+from snugfit.recorder.notes import Notes
+from snugfit.recorder.rank_operators import NOT_OF_RANKS, RankOperators
+from snugfit.recorder.sparse_gradients import refuse_sparse
+from snugfit.recorder.storage_ledger import StorageLedger
+from snugfit.recording.generations import CardQuestions
+from snugfit.recording.trace import Trace
+from snugfit.recording.trace_builder import TraceBuilder
+from snugfit.techniques.batches import tensors_in
+from snugfit.techniques.held_values import held_values
+from snugfit.values.assumptions import Assumptions
+from snugfit.values.known_values import follow
+from snugfit.values.read_values import KNOWING, ReadValues
+
+_aten = torch.ops.aten
+_add, _add_ = _aten.add.Tensor, _aten.add_.Tensor
+_device = torch.ops.prim.device.default
+_item = _aten._local_scalar_dense.default
+_equal = _aten.equal.default
+_OF_OTHERS: dict[Any, Callable[..., Any]] = {
+    torch.ops.aten.scaled_dot_product_attention.default: attention_kernels.attention,
+    torch.ops.aten._native_multi_head_attention.default: multihead_kernels.attention,
+    torch.ops.aten._transformer_encoder_layer_fwd.default: multihead_kernels.encoder_layer,
+}
+"""Operators that a card makes of others, chosen as CUDA chooses them -> what runs them."""
+_RESIZING = ("resize_", "resize_as_", "set_", "_resize_output_")
+_plans: dict[Any, dict[Any, OperatorPlans]] = {}
+
+
+class Recorder(RankOperators, DirectMode):
+    """Records what happens while it is entered; `build` then gives the trace."""
+
+    answers: type[ReadValues] = ReadValues
+    """Answers questions about values."""
+    names: type[ModulePath] = ModulePath
+    """Knows which module runs."""
+
+    def __init__(
+        self, personality: Personality, assumptions: Assumptions | None = None, builder: TraceBuilder | None = None
+    ) -> None:
+        """Has recorded nothing; events go to `builder` (None: a new one)."""
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.personality = personality
+        self.step = 0
+        """Number of the training step, for the marks of phases."""
+        self.compiles = False
+        """Whether code that asks for torch.compile is compiled; otherwise it runs eagerly."""
+        self.answered: set[str] = set()
+        """Questions about values that were answered although fake tensors have none; for the report."""
+        self.card = CardQuestions(personality.capability)
+        """Answers about the card; knows on which generations the recording is the same."""
+        self.modules = self.names()
+        self._plans: dict[Any, OperatorPlans] = {}
+        self._cuda = personality.is_card
+        self._builder = builder if builder is not None else TraceBuilder()
+        self._ledger = StorageLedger(self._builder, DEVICE_TYPE if self._cuda else "cpu")
+        self.values = self.answers(assumptions or Assumptions(), self._ledger, self.answered)
+        """Answers to questions about values."""
+        self._factory = fake_tensors.FakeFactory(fake_tensors.new_fake_mode())
+        self._calls = FakeCalls(self._factory, self.values, self.card, cuda=self._cuda)
+        self._claims = Claims(self._ledger, self.modules)
+        self._moment = Moment(self.modules, self._claims, self._ledger, self._builder)
+        self._notes = Notes(self._moment, self._ledger, self._builder, self.card, on_card=self._cuda)
+        self._entered = ExitStack()
+        self._captured = Captured(self._factory, personality.device, ())
+        self._among_ranks = collectives.knows_groups()
+
+    # -- the run from outside
+
+    def ignore_compile_internals(self) -> bool:  # type: ignore[override]
+        """Whether torch.compile compiles under this mode: yes, and its code is recorded like any other."""
+        return self.compiles
+
+    def __enter__(self) -> Recorder:
+        """Starts to record."""
+        told = {
+            "observer": self._on_backend,
+            "memory": self._notes.memory,
+            "of_card": self.card.ask,
+            "current": backend.current,
+        }
+        self._entered.enter_context(replaced((backend, name, value) for name, value in told.items()))
+        # Backward runs in this thread then: a dispatch mode sees no other.
+        self._entered.enter_context(torch.autograd.set_multithreading_enabled(False))
+        if self._cuda:
+            self._plans = _plans.setdefault(self.personality, {})
+        else:
+            operators = self._calls.operators = cpu_operators.of_this_processor()
+            self._plans = _plans.setdefault(operators, {})
+        for watch in (self.modules, self._claims.optimizers(), private_torch.on_storage_resize(self._ledger.resized)):
+            self._entered.enter_context(watch)
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        """Stops to record."""
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        self._entered.close()
+
+    @contextmanager
+    def _also_inside(self) -> Iterator[None]:
+        """Records the operators that an operator runs inside itself, without setting up what `__enter__` does."""
+        super().__enter__()  # type: ignore[no-untyped-call]
+        try:
+            yield
+        finally:
+            super().__exit__(None, None, None)  # type: ignore[no-untyped-call]
+
+    def bring(self, captured: Iterable[torch.Tensor]) -> None:
+        """Takes the tensors that the step's code holds besides model and batch; call it before the recording."""
+        self._captured = Captured(self._factory, self.personality.device, captured)
+
+    def watch(self, model: torch.nn.Module) -> None:
+        """Takes the names of a model's modules, and its fake parameters and buffers as weights."""
+        self.modules.watch(model)
+        self._claims.watch(model)
+        if not self._cuda:  # on a card only what is used goes there; in this memory it is as soon as the model is
+            self._take_captured([one.value for one in held_values(model).values()], {}, "")
+
+    def saw(self, tensor: torch.Tensor) -> None:
+        """Records a tensor that no operator made.
+
+        `tensor`: a real host tensor, such as a copy of the random state.
+        """
+        self._notes.storage(tensor, self._moment.module())
+
+    def host_pool(self) -> AbstractContextManager[None]:
+        """Returns a context in which new tensors count as host memory, even in a run on cpu."""
+        return self._ledger.as_host()
+
+    def on_phase(self, name: str, entered: bool) -> None:
+        """Takes a mark of `snugfit.phases`."""
+        self._moment.mark(name, entered, self.step)
+
+    def _on_backend(self, what: str, stream: int, value: Any) -> Any:
+        """Takes down what was asked of `torch.sim`; a pretend card does it."""
+        return self._notes.on_backend(what, stream, value)
+
+    @property
+    def events(self) -> int:
+        """How many events were recorded so far."""
+        return len(self._builder)
+
+    @property
+    def processor(self) -> str | None:
+        """Describes the processor that was asked what operators take; None for a card."""
+        operators = self._calls.operators
+        return None if operators is None else operators.processor.in_words()
+
+    def build(self) -> Trace:
+        """Returns the trace so far; everything alive gets its final category."""
+        self._claims.weights()
+        self._ledger.decide_all()
+        return self._builder.build()
+
+    # -- operators
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Runs one operator on fake tensors and records it."""
+        if func is _device and type(args[0]) is FakeTensor:  # first, as it is asked more often than all else together
+            return args[0].fake_device
+        if self._among_ranks:
+            found = self._of_ranks(func, types, args, kwargs or {})
+            if found is not NOT_OF_RANKS:
+                return found
+        if func is _device:
+            return args[0].device
+        if func is _item and type(args[0]) is not FakeTensor:
+            return func(*args)
+        if func is _add and backward_in_place.summed_in_place(args):
+            func = _add_
+        else:
+            func = in_place_of(func, args)
+        kwargs = kwargs or {}
+        module = self._moment.module()
+        if self._captured.unused:
+            self._take_captured(args, kwargs, module)
+        known = self._plans.get(func)
+        if known is None:
+            known = self._plans[func] = OperatorPlans(func, knows=func in KNOWING)
+        found = known.key(args, kwargs)
+        if found is not None:
+            plan = known.plans.get(found[0])
+            if plan is not None:
+                result, fresh = dispatch_plan.follow(plan, found[1], self._factory)
+                if fresh or plan.cost.kernels:
+                    self._notes.operator(plan, fresh, module)
+                    if known.knows:
+                        self._know(func, args, found[1], fresh)
+                follow(func, args, kwargs, found[1], result)
+                return self._ran(func, args, kwargs, result)
+        if func.namespace == "profiler":  # a name for a stretch of code, which reaches no device
+            return func(*args, **kwargs)
+        # There is no plan. Either the device has no kernel for this operator, and what its body does is recorded in its
+        # place, or the operator is worked out as a whole.
+        if self._cuda and func in _OF_OTHERS:
+            with self._also_inside():
+                return _OF_OTHERS[func](*args, **kwargs)
+        how = own_kernels.choice(func, self.personality.kind)
+        if how == own_kernels.APART:
+            with self._also_inside():
+                return func.decompose(*args, **kwargs)
+        taken_apart = self._cuda and how == own_kernels.APART_WHERE_IT_HOLDS_MORE
+        if taken_apart and own_kernels.holds_more(func, self.personality.kind, args, kwargs, found and found[0]):
+            self._builder.taken_apart[str(func), module] = None
+            with self._also_inside():
+                return dispatcher.run_explicit_body(func, args, kwargs)
+        body = dispatcher.python_body(func)
+        if body is not None:
+            with self._also_inside():
+                return body(*args, **kwargs)
+        return self._work_out(func, args, kwargs, module, found)
+
+    def _take_captured(self, args: Sequence[Any], kwargs: dict[str, Any], module: str) -> None:
+        """Counts a captured tensor from its first use on."""
+        used = self._captured.used(tensors_in((*args, *kwargs.values())))
+        for tensor in used:
+            self._notes.storage(tensor, module)
+        self._ledger.claim(used, "weights")
+
+    def _work_out(
+        self,
+        func: Any,
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        module: str,
+        found: tuple[Any, list[torch.Tensor]] | None,
+    ) -> Any:
+        """Runs an operator that has no plan, and makes a plan where that is possible."""
+        tensors = tensors_in((*args, *kwargs.values()))
+        written = written_by(func, args, kwargs)
+        sizes = [tensor.untyped_storage().nbytes() for tensor in written]
+        if func is _item:
+            if self._cuda and tensors[0].device.type == DEVICE_TYPE:
+                self._notes.operator(number_read(tensors[0]), (), module)
+            return self.values.number(tensors[0], module)
+        if self._captured.has_numbers and self._cuda and any(t.device.type == DEVICE_TYPE for t in tensors):
+            args = self._captured.on_device(args)
+            tensors = tensors_in((*args, *kwargs.values()))
+        refuse_sparse(str(func), args, kwargs)
+        if func is _equal:
+            return self.values.are_equal(args, str(func), module)
+        if selects_by_masks(func, args):
+            return self._selected(func, args, kwargs, module)
+        call = self._calls.run(func, args, kwargs, tensors, module)
+        unscaling = func._opname.startswith("_amp_foreach_non_finite_check")
+        if unscaling:
+            self._ledger.set_value(call.args[1], 0.0)
+            self.answered.add("the loss scaler was told that all gradients are finite")
+        resizing = func._opname in _RESIZING or sizes != [tensor.untyped_storage().nbytes() for tensor in written]
+        if resizing:  # by name, or an empty `out=` that was given its size
+            for tensor in written:
+                self._ledger.resized(tensor.untyped_storage())
+        # What is made of values was made below all modes, and is first seen here.
+        known = set() if func is LIFT else {tensor.untyped_storage()._cdata for tensor in tensors}
+        fresh = new_tensors(call.result, known)
+        plan, result, fresh = self._calls.plan(func, call, tensors, fresh)
+        # What depends on values, or changes a storage, has to be worked out each time.
+        once = call.by_values or resizing or unscaling or torch.Tag.inplace_view in func.tags
+        if found is not None and not once:
+            outputs = dispatch_plan.outputs_of(result, found[1])
+            if outputs is not None:
+                self._plans[func].plans[found[0]] = plan._replace(outputs=outputs[0], shape=outputs[1])
+        self._notes.operator(plan, fresh, module)
+        if func in KNOWING:
+            self._know(func, call.args, tensors, fresh)
+        follow(func, args, kwargs, tensors, result)
+        return self._ran(func, args, kwargs, result)
+
+    def _ran(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> Any:
+        """Returns the result of a recorded operator; a pretend card, which computes, starts its work here."""
+        return result
+
+    def _selected(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], module: str) -> Any:
+        """Runs an operator that selects by masks as one that selects by positions."""
+        for index in filter(is_mask, args[1]):
+            self.values.count(index, str(func), module)
+        with self._also_inside():
+            places: list[Any] = []
+            for index in args[1]:
+                places += _aten.nonzero.default(index).unbind(1) if is_mask(index) else [index]
+            return func(args[0], places, *args[2:], **kwargs)
+
+    def _know(
+        self, func: Any, args: Sequence[Any], sources: Sequence[torch.Tensor], copies: Sequence[torch.Tensor]
+    ) -> None:
+        """A copy of the batch on the device is still the batch; a known truth value stays known."""
+        if not sources or not copies:
+            return
+        if self._ledger.category(sources[0]) == "inputs":
+            self._ledger.claim(copies, "inputs")
+        self.values.carry(func, args, sources, copies)

@@ -1,0 +1,134 @@
+"""Records a whole script: what it reads of its data keeps its values, and everything else is fake.
+
+A script decodes images, counts labels and draws positions before its model sees anything; all of that asks for values. So
+an operator on real tensors of the host runs for real, and what arrays and files give is real. What makes numbers out of
+nothing is fake, as weights are, but for small whole ones (positions, orders).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from snugfit.attributes import Change
+from snugfit.operators.operator_truth import new_tensors
+from snugfit.private_torch.fake_tensors import FakeTensor
+from snugfit.recorder.recorder import Recorder
+from snugfit.recorder.seen_modules import SeenModules
+from snugfit.techniques.batches import tensors_in
+
+_aten = torch.ops.aten
+_DRAW = {_aten.arange, _aten.randperm, _aten.randint}
+"""Operators that make whole numbers out of nothing where no other dtype is said."""
+_EMPTY = {_aten.empty, _aten.zeros, _aten.ones, _aten.full}
+_INDEXING = {_aten.index, _aten.index_put, _aten.index_put_}
+_MOST_NUMBERS = 2**22
+"""Larger ones are fake: no script reads them one by one."""
+_REAL = (torch.Tensor, torch.nn.Parameter)
+
+
+class ScriptRecorder(Recorder):  # type: ignore[no-untyped-call]
+    """A recorder that lets data be data, and meets models that nobody introduced."""
+
+    names = SeenModules
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Runs an operator on data for real, and records every other one."""
+        kwargs = kwargs or {}
+        given = tensors_in((*args, *kwargs.values()))
+        if not _stays_real(func, args, kwargs, given):
+            return super().__torch_dispatch__(func, types, _by_positions(func, args), kwargs)
+        result = func(*args, **kwargs)
+        module = self._moment.module()
+        known = {part.untyped_storage()._cdata for tensor in given for part in _dense(tensor)}
+        made = [part for tensor in tensors_in((result,)) for part in _dense(tensor)]
+        for tensor in new_tensors(made, known):
+            self._notes.storage(tensor, module, str(func))
+        return result
+
+
+def _dense(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The tensors that hold a tensor's numbers: itself, or places and values of a sparse one."""
+    if tensor.layout is torch.sparse_coo:
+        return tensor._indices(), tensor._values()
+    return (tensor,)
+
+
+def copies() -> list[Change]:
+    """Returns the replacement that lets fake tensors be copied deeply, as clones of layers and averages of weights are."""
+    original = torch.Tensor.__deepcopy__
+
+    def copied(tensor: torch.Tensor, memo: dict[int, Any]) -> Any:
+        if type(tensor) is not FakeTensor:
+            return original(tensor, memo)  # type: ignore[no-untyped-call]
+        if id(tensor) not in memo:
+            wanted = tensor.requires_grad
+            new = tensor.detach().clone()
+            is_weight = isinstance(tensor, torch.nn.Parameter)
+            memo[id(tensor)] = torch.nn.Parameter(new, wanted) if is_weight else new.requires_grad_(wanted)
+        return memo[id(tensor)]
+
+    return [(torch.Tensor, "__deepcopy__", copied)]
+
+
+@dataclasses.dataclass(frozen=True, order=True, slots=True)
+class Address:
+    """Where a fake tensor would lie, to be compared by what looks for shared weights; no number that a kernel could read."""
+
+    storage: int
+    """A number of its storage."""
+    offset: int
+    """Elements before it."""
+
+
+def addresses() -> list[Change]:
+    """Returns the replacement that tells fake tensors that share memory from others."""
+    original = torch.Tensor.data_ptr
+
+    def address(tensor: torch.Tensor) -> Any:
+        if type(tensor) is not FakeTensor:
+            return original(tensor)
+        return Address(tensor.untyped_storage()._cdata, int(tensor.storage_offset()))
+
+    return [(torch.Tensor, "data_ptr", address)]
+
+
+def _by_positions(func: Any, args: Sequence[Any]) -> Sequence[Any]:
+    """Returns the arguments of an operator with the positions in place of masks of data, whose values are there."""
+    if func.overloadpacket not in _INDEXING or not any(map(_is_real_mask, args[1])):
+        return args
+    places: list[Any] = []
+    for index in args[1]:
+        places += index.nonzero().unbind(1) if _is_real_mask(index) else [index]
+    return (args[0], places, *args[2:])
+
+
+def _is_real_mask(index: Any) -> bool:
+    return type(index) in _REAL and index.dtype is torch.bool and index.device.type == "cpu"
+
+
+def _stays_real(func: Any, args: Sequence[Any], kwargs: dict[str, Any], given: Sequence[torch.Tensor]) -> bool:
+    device = kwargs.get("device")
+    if device is not None and torch.device(device).type != "cpu":
+        return False
+    if func.namespace != "aten":
+        return False
+    if given:
+        return all(type(tensor) in _REAL and tensor.device.type == "cpu" for tensor in given)
+    dtype = kwargs.get("dtype")
+    if dtype is not None and (dtype.is_floating_point or dtype.is_complex):
+        return False
+    if func.overloadpacket in _EMPTY:
+        return dtype is not None and math.prod(args[0]) <= _MOST_NUMBERS
+    if func.overloadpacket not in _DRAW:
+        return False
+    shapes = [part for part in args if isinstance(part, list | tuple)]
+    if shapes:
+        return math.prod(shapes[0]) <= _MOST_NUMBERS
+    return all(isinstance(number, int) and abs(number) <= _MOST_NUMBERS for number in args)

@@ -1,0 +1,1 @@
+"""What code is told that asks for values, which simulated tensors do not have."""

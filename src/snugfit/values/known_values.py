@@ -1,0 +1,174 @@
+"""Values that follow from the code alone, although tensors of a simulation have none.
+
+A mask made of `torch.full` and `triu`, positions from `arange`, the comparison of two of them: nothing in these depends on
+data or weights. For such a tensor the operator that made it is remembered, with its arguments; only when somebody reads a
+value, the operators run again, on real tensors of the host. What is remembered holds no simulated tensor, so no lifetime
+changes. Random numbers are followed in the same way; what they are taken to be is said by `chance.py`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from snugfit import private_torch
+from snugfit.private_torch.fake_tensors import FakeTensor
+from snugfit.values.chance import OVERWRITES, SOURCES, Stance, stand_in
+
+MOST_ELEMENTS = 2**22
+"""Larger tensors are not worked out."""
+_MOST_STEPS = 300
+_NAME = "_snugfit_known"
+_aten = torch.ops.aten
+_LIKE = frozenset({"zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full"})
+"""Operators that look at the layout of their argument only."""
+_NOT_WRITTEN = frozenset({"empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided", "empty_permuted"})
+
+
+class Made:
+    """How a tensor was made: an operator and its arguments, other tensors among them as they were made.
+
+    Of a random operator, shape and dtype of the result stand in the place of keyword arguments. `random` says whether there
+    is one among the steps.
+    """
+
+    __slots__ = ("args", "func", "index", "kwargs", "random", "steps")
+
+    def __init__(
+        self, func: Any, args: Any, kwargs: Any, steps: int, index: int | None = None, random: bool = False
+    ) -> None:
+        self.func, self.args, self.kwargs, self.steps, self.index, self.random = (
+            func,
+            args,
+            kwargs,
+            steps,
+            index,
+            random,
+        )
+
+
+class _Blank:
+    """Stands for a tensor of which only the layout matters."""
+
+    __slots__ = ("dtype", "shape")
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.shape, self.dtype = tuple(tensor.shape), tensor.dtype
+
+
+def follow(
+    func: Any, args: Sequence[Any], kwargs: dict[str, Any], tensors: Sequence[torch.Tensor], result: Any
+) -> None:
+    """Remembers how the result of an operator was made, if its values follow from the code."""
+    for tensor in tensors:
+        unknown = type(tensor) is FakeTensor and _NAME not in tensor.__dict__
+        if unknown and (not args or tensor is not args[0] or not _reads_layout(func)):  # most operators end here
+            return
+    drawn, like = func in SOURCES, _reads_layout(func)
+    results = result if isinstance(result, list | tuple) else (result,)
+    if not (drawn or _deterministic(func)) or any(
+        type(r) is not FakeTensor or r.numel() > MOST_ELEMENTS or r.is_inference() for r in results
+    ):
+        return
+    written = func._schema.is_mutable
+    if written and (not args or result is not args[0]):
+        return
+    try:
+        first = [_Blank(args[0])] if like else _remembered(args[:1])
+        given = (*first, *_remembered(args[1:]))
+        named = {name: _remembered(value) for name, value in kwargs.items()}
+    except LookupError:
+        return
+    if drawn:
+        named = {"shape": tuple(result.shape), "dtype": result.dtype}
+    parts = _parts((given, named.values()))
+    steps = 1 + max((part.steps for part in parts), default=0)
+    random = drawn or any(part.random for part in parts)
+    if steps <= _MOST_STEPS:
+        for index, one in enumerate(results):
+            made = Made(func, given, named, steps, None if one is result else index, random)
+            # autograd counts a write after the operator that a dispatch mode sees has returned
+            one.__dict__[_NAME] = made, one._version + int(written)
+
+
+def _reads_layout(func: Any) -> bool:
+    """Whether an operator looks at the layout of its first argument only."""
+    return func._opname in _LIKE or func in OVERWRITES
+
+
+def known_value(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Returns the values of a tensor of the recording; None where they depend on data or chance."""
+    made = _made(tensor)
+    return None if made is None or made.random else _values(made, "middle")
+
+
+def random_value(tensor: torch.Tensor) -> Callable[[Stance], torch.Tensor] | None:
+    """Returns a function that works out values which follow from code and random numbers alone; else None."""
+    made = _made(tensor)
+    return functools.partial(_values, made) if made is not None and made.random else None
+
+
+def _values(made: Made, stance: Stance) -> torch.Tensor:
+    with private_torch.without_modes():
+        values: torch.Tensor = _work_out(made, {}, stance)
+    return values
+
+
+@functools.cache
+def _deterministic(func: Any) -> bool:
+    drawn = torch.Tag.nondeterministic_seeded in func.tags
+    return func.namespace in ("aten", "prims") and not drawn and func._opname not in _NOT_WRITTEN
+
+
+def _made(tensor: torch.Tensor) -> Made | None:
+    found = tensor.__dict__.get(_NAME)
+    return None if found is None or tensor.is_inference() or found[1] != tensor._version else found[0]
+
+
+def _remembered(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        if type(value) is not FakeTensor:
+            if value.device.type != "cpu":  # torch.tensor(..., device=...) makes its values below all modes
+                raise LookupError
+            return Made(None, value.detach().clone(), None, 0)
+        made = _made(value)
+        if made is None:
+            raise LookupError
+        return made
+    if isinstance(value, torch.device):
+        return torch.device("cpu")
+    return type(value)(_remembered(part) for part in value) if type(value) in (list, tuple) else value
+
+
+def _parts(value: Any) -> list[Made]:
+    if isinstance(value, Made):
+        return [value]
+    if isinstance(value, str) or not hasattr(value, "__iter__"):
+        return []
+    return [made for part in value for made in _parts(part)]
+
+
+def _work_out(made: Made, done: dict[Any, Any], stance: Stance) -> Any:
+    if made.func is None:
+        return made.args
+    key = id(made) if made.index is None else (id(made.args), made.func)
+    if key not in done:
+        args = _real(made.args, done, stance)
+        if made.func in SOURCES:
+            done[key] = stand_in(made.func, args, **made.kwargs, stance=stance)
+            return done[key]
+        if made.func._schema.is_mutable:
+            args = (args[0].clone(), *args[1:])
+        done[key] = made.func(*args, **{name: _real(value, done, stance) for name, value in made.kwargs.items()})
+    return done[key] if made.index is None else done[key][made.index]
+
+
+def _real(value: Any, done: dict[Any, Any], stance: Stance) -> Any:
+    if isinstance(value, Made):
+        return _work_out(value, done, stance)
+    if isinstance(value, _Blank):
+        return torch.empty(value.shape, dtype=value.dtype)
+    return type(value)(_real(part, done, stance) for part in value) if type(value) in (list, tuple) else value

@@ -1,0 +1,301 @@
+"""Answers to code that reads values out of tensors of a simulation, or lets them decide on sizes.
+
+The rule is that of `assumptions.py`; who asks does not matter.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+
+from snugfit import private_torch
+from snugfit.private_torch.fake_tensors import FakeTensor
+from snugfit.values import fake_failure
+from snugfit.values.assumptions import Assumptions
+from snugfit.values.chance import Chance
+from snugfit.values.known_values import known_value, random_value
+
+ANSWER = "the training step was told that losses and gradients are finite"
+CHECKS = "checks that a library makes of values (torch._check) were taken to hold"
+_READ = "reading a number out of a tensor (.item(), float(), int(), bool(), if)"
+_aten = torch.ops.aten
+_Facts = Callable[[Sequence[Any]], float | None]
+
+
+def _compared(found: bool) -> _Facts:
+    """A comparison of a finite number with infinity, or of a tensor with itself: ways to write isfinite."""
+
+    def fact(args: Sequence[Any]) -> float | None:
+        other = args[1]
+        infinite = isinstance(other, float) and not math.isfinite(other)
+        if infinite:
+            return float(not found)
+        return float(found) if other is args[0] and args[0].is_floating_point() else None
+
+    return fact
+
+
+def _never(bound: float) -> _Facts:
+    """A comparison that no finite number passes, such as more than infinity."""
+    return lambda args: 0.0 if isinstance(args[1], float) and args[1] == bound else None
+
+
+FACTS: dict[Any, _Facts] = {
+    _aten.isnan.default: lambda args: 0.0,
+    _aten.isinf.default: lambda args: 0.0,
+    _aten.isposinf.default: lambda args: 0.0,
+    _aten.isneginf.default: lambda args: 0.0,
+    _aten.eq.Scalar: _compared(True),
+    _aten.eq.Tensor: _compared(True),
+    _aten.ne.Scalar: _compared(False),
+    _aten.ne.Tensor: _compared(False),
+    _aten.gt.Scalar: _never(math.inf),
+    _aten.ge.Scalar: _never(math.inf),
+    _aten.lt.Scalar: _never(-math.inf),
+    _aten.le.Scalar: _never(-math.inf),
+}
+"""Operators whose result, all elements alike, follows from everything being finite."""
+_SAME = (
+    _aten._to_copy.default, _aten.all.default, _aten.any.default, _aten.all.dim, _aten.any.dim, _aten.view.default,
+    _aten.detach.default,
+)  # fmt: skip
+_OPPOSITE = (_aten.bitwise_not.default, _aten.logical_not.default)
+_BOTH = (_aten.mul.Tensor, _aten.logical_and.default, _aten.bitwise_and.Tensor)
+_EITHER = (_aten.maximum.default, _aten.logical_or.default, _aten.bitwise_or.Tensor)
+_CARRIES: dict[Any, tuple[int, Callable[[Sequence[float]], float]]] = {
+    **dict.fromkeys(_SAME, (1, min)),
+    **dict.fromkeys(_OPPOSITE, (1, lambda known: 1 - known[0])),
+    **dict.fromkeys(_BOTH, (2, min)),
+    **dict.fromkeys(_EITHER, (2, max)),
+}
+"""Operators that carry known truth values on -> how many they take, and what they make of them."""
+_NOTHING_THERE = (_aten.sum.default, _aten.sum.dim_IntList, _aten.count_nonzero.default)
+"""Operators that make zero of what is nowhere true."""
+KNOWING = frozenset({*_CARRIES, *_NOTHING_THERE, *FACTS, _aten._is_all_true.default})
+"""Operators whose results may carry on what is known of their arguments' values."""
+
+
+class Ledger(Protocol):
+    """What a recorder remembers of tensors of one element."""
+
+    def value(self, tensor: torch.Tensor) -> float | None:
+        """Returns what one holds in a run where all goes well; None where that is not known."""
+
+    def set_value(self, tensor: torch.Tensor, value: float) -> None:
+        """Remembers it."""
+
+
+class ReadValues:
+    """Answers the questions about values of one recording."""
+
+    def __init__(self, assumptions: Assumptions, ledger: Ledger, answered: set[str]) -> None:
+        """Takes what may be assumed; `answered` gets every assumption that is used.
+
+        `ledger`: knows what tensors of one truth value hold.
+        """
+        self.assumptions = assumptions
+        self.chance = Chance()
+        """What random numbers are taken to be."""
+        self.told: Callable[[torch.dtype], Any] | None = None
+        """Answers in place of the assumptions, while a library's code runs that is known to ask."""
+        self._ledger = ledger
+        self._answered = answered
+        self._holding = ""
+
+    @contextmanager
+    def holding(self, why: str) -> Iterator[None]:
+        """Context in which conditions on values hold.
+
+        `why`: what is assumed, in words; empty: they are asked about again.
+        """
+        before, self._holding = self._holding, why
+        try:
+            yield
+        finally:
+            self._holding = before
+
+    def is_true(self, tensor: torch.Tensor) -> None:
+        """Marks a tensor of one truth value as true in a run where all goes well."""
+        self._ledger.set_value(tensor, 1.0)
+
+    def carry(
+        self, func: Any, args: Sequence[Any], sources: Sequence[torch.Tensor], copies: Sequence[torch.Tensor]
+    ) -> None:
+        """Records what is known of an operator's results from what is known of its arguments."""
+        if func in FACTS or func is _aten._is_all_true.default:
+            self._fact(func, args, copies[0])
+        known = [value for value in map(self._ledger.value, sources) if value is not None]
+        if len(known) < len(sources):
+            return
+        count, made = _CARRIES.get(func, (0, min))
+        if count == len(known):
+            self._ledger.set_value(copies[0], made(known))
+        elif func in _NOTHING_THERE and known[0] == 0.0:
+            self._ledger.set_value(copies[0], 0.0)
+
+    def _fact(self, func: Any, args: Sequence[Any], result: Any) -> None:
+        """Records what an operator makes of finite numbers."""
+        if func is _aten._is_all_true.default:
+            if self._ledger.value(args[0]) is None and known_value(args[0]) is None:
+                self._ledger.set_value(result, 1.0)
+                self._answered.add(self._holding or CHECKS)
+            return
+        found = FACTS[func](args) if self.assumptions.loss_finite else None
+        if found is not None:
+            self._ledger.set_value(result, found)
+
+    def number(self, tensor: torch.Tensor, module: str) -> Any:
+        """Returns the number of a tensor with one element; `CannotSimulateError` where nothing says what it is."""
+        exact = self._exact(tensor)
+        if exact is not None:
+            return exact.item()
+        truth = self._ledger.value(tensor)
+        if truth is not None:
+            if tensor.dtype == torch.bool:
+                self._answered.add(ANSWER)
+            return bool(truth) if tensor.dtype == torch.bool else int(truth) if _whole(tensor) else truth
+        if self._holding and tensor.dtype == torch.bool:
+            self._answered.add(self._holding)
+            return True
+        random = self._random(tensor)
+        if random is not None:
+            return random.item()
+        return self._assumed(tensor.dtype, _READ, module)
+
+    def condition(self, operator: str, module: str) -> bool:
+        """Returns the answer of an operator that compares values, or raises `CannotSimulateError`."""
+        return bool(self._assumed(torch.bool, operator, module))
+
+    def are_equal(self, pair: Sequence[torch.Tensor], operator: str, module: str) -> bool:
+        """Returns whether two tensors hold the same values."""
+        return self.condition(operator, module)
+
+    def sized(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], module: str) -> Any:
+        """Returns how to make the result of an operator whose size depends on values, None for other operators.
+
+        It is a function `make(empty)`, and `empty(shape, dtype)` makes a fake tensor.
+        """
+        name = func._opname
+        source = args[0] if args and isinstance(args[0], torch.Tensor) else None
+        if source is None:
+            return None
+        operator = str(func)
+        if name == "nonzero":
+            found = self.count(source, operator, module)
+            return lambda empty: empty((found, source.dim()), torch.int64)
+        if name == "masked_select":
+            shape: Any = torch.broadcast_shapes(source.shape, args[1].shape)  # type: ignore[no-untyped-call]
+            share = self.count(args[1], operator, module) / max(1, args[1].numel())
+            return lambda empty: empty((round(share * math.prod(shape)),), source.dtype)
+        if name in ("_unique2", "unique_consecutive", "unique_dim", "unique_dim_consecutive"):
+            dim = args[1] % source.dim() if "dim" in name and args[1] is not None else None
+            elements = source.numel() if dim is None else source.shape[dim]
+            number = self.distinct(source, elements, operator, module)
+            kept = (number,) if dim is None else (*source.shape[:dim], number, *source.shape[dim + 1 :])
+            whole = tuple(source.shape) if dim is None else (elements,)
+            return lambda empty: (
+                empty(kept, source.dtype),
+                empty(whole, torch.int64),
+                empty((number,), torch.int64),
+            )
+        if name == "repeat_interleave" and func._overloadname == "Tensor":
+            size = kwargs.get("output_size")
+            size = self.total(source, operator, module) if size is None else size
+            return lambda empty: empty((size,), source.dtype)
+        return None
+
+    def array(self, tensor: torch.Tensor, what: str) -> Any:
+        """Returns a NumPy array in place of values, or raises `CannotSimulateError`; `what` asks for it."""
+        import numpy
+
+        exact = self._exact(tensor)
+        if exact is not None:
+            return exact.numpy()
+        truth = self._ledger.value(tensor)
+        random = self._random(tensor) if truth is None else None
+        if random is not None:
+            return random.numpy()
+        value = self._assumed(tensor.dtype, what, "") if truth is None else truth
+        with private_torch.without_modes():
+            kind = torch.empty(0, dtype=tensor.dtype).numpy().dtype
+        return numpy.full(tuple(tensor.shape), value, dtype=kind)
+
+    def count(self, tensor: torch.Tensor, operator: str, module: str) -> int:
+        """Returns how many elements are not zero, or raises `CannotSimulateError`."""
+        exact = self._exact(tensor)
+        if exact is not None:
+            return int(exact.count_nonzero())
+        share = self._ledger.value(tensor)
+        if share is None:
+            share = self._share("nonzero", operator, module)
+        return round(share * tensor.numel())
+
+    def distinct(self, tensor: torch.Tensor, elements: int, operator: str, module: str) -> int:
+        """Returns how many different values are among `elements`, or raises `CannotSimulateError`."""
+        return min(elements, max(1, round(self._share("unique", operator, module) * elements))) if elements else 0
+
+    def total(self, tensor: torch.Tensor, operator: str, module: str) -> int:
+        """Returns the sum of whole numbers, or raises `CannotSimulateError`."""
+        exact = self._exact(tensor)
+        if exact is not None:
+            return int(exact.sum())
+        value: int = self._assumed(torch.int64, operator, module)
+        return value * tensor.numel()
+
+    def _exact(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        if type(tensor) is not FakeTensor:
+            return tensor.detach()
+        constant = tensor.constant
+        if constant is not None:
+            return constant
+        return known_value(tensor)
+
+    def _random(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """What a tensor of random numbers is taken to hold, unless an assumption was given for it."""
+        given = self.assumptions
+        said = {torch.bool: given.branch, torch.int64: given.integer}.get(tensor.dtype)
+        value_at = random_value(tensor) if said is None else None
+        if value_at is None:
+            return None
+        with private_torch.without_modes():
+            return self.chance.answer(value_at, fake_failure.place_outside())
+
+    def _share(self, name: str, operator: str, module: str) -> float:
+        share = getattr(self.assumptions, name)
+        if share is None:
+            raise fake_failure.no_value(operator, module, f"{name}=0.5")
+        self._answered.add(f"assumed {name}={share:g}: {_where('sizes that values decide')}")
+        return float(share)
+
+    def _assumed(self, dtype: torch.dtype, what: str, module: str) -> Any:
+        given = self.assumptions
+        if self.told is not None:
+            return self.told(dtype)
+        if dtype.is_floating_point:
+            if not given.loss_finite:
+                raise fake_failure.no_value(what, module, "loss_finite")
+            place = fake_failure.place_outside()
+            self._answered.add(ANSWER if not place else f"assumed loss_finite: a number read at {place} counts as 1.0")
+            return 1.0
+        if dtype == torch.bool:
+            if given.branch is None:
+                raise fake_failure.no_value(what, module, "branch=true")
+            self._answered.add(f"assumed branch={str(given.branch).lower()}: {_where('a condition on values')}")
+            return given.branch
+        if given.integer is None or dtype.is_complex:
+            raise fake_failure.no_value(what, module, "integer=8")
+        self._answered.add(f"assumed integer={given.integer}: {_where('a whole number read out of a tensor')}")
+        return given.integer
+
+
+def _where(what: str) -> str:
+    place = fake_failure.place_outside()
+    return f"{what} at {place}" if place else what
+
+
+def _whole(tensor: torch.Tensor) -> bool:
+    return not tensor.is_floating_point() and not tensor.is_complex()
