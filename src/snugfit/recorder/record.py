@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gc
+import sys
 import weakref
-from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 from snugfit import phases
 from snugfit.attributes import Change, replaced
@@ -51,21 +53,14 @@ def record(
             around.enter_context(simulating())
             around.enter_context(threads_of(personality))
             around.enter_context(recorder)
-            answers = [
-                *told(torch.get_rng_state, recorder.saw),
-                *told(torch.isfinite, recorder.values.is_true),
-                *stand_ins(personality.kind),
-                *triton_launches(personality.kind, recorder.answered.add),
-                *stated_counts(recorder.answered.add),
-                *library_answers(recorder.values, recorder.answered.add),
-                *arrays_given(recorder.values),
-            ]
+            answers = [*told(torch.get_rng_state, recorder.saw), *told(torch.isfinite, recorder.values.is_true)]
             if personality.is_card:
                 around.enter_context(cuda_means_sim())
                 answers += pages_locked()
             else:
                 answers += pool_on_host(recorder.host_pool)
             around.enter_context(replaced(answers))
+            around.enter_context(_libraries_told(recorder, personality.kind, around))
             run(recorder)
             trace = recorder.build()
     finally:
@@ -78,6 +73,39 @@ def record(
         processor=recorder.processor,
         same_on=recorder.card.same,
     )
+
+
+@contextmanager
+def _libraries_told(recorder: Recorder, kind: str, around: ExitStack) -> Iterator[None]:
+    """Context in which loaded libraries are told what they cannot see, those too that a script imports within it.
+
+    What is new is looked for when a module is entered: a model that needs the answers is built by then.
+    """
+    told_of: set[tuple[int, str]] = set()
+    loaded = 0
+
+    def look(*_: object) -> None:
+        nonlocal loaded
+        if len(sys.modules) == loaded:
+            return
+        loaded = len(sys.modules)
+        changes = [
+            *stand_ins(kind),
+            *triton_launches(kind, recorder.answered.add),
+            *stated_counts(recorder.answered.add),
+            *library_answers(recorder.values, recorder.answered.add),
+            *arrays_given(recorder.values),
+        ]
+        new = [(owner, name, value) for owner, name, value in changes if (id(owner), name) not in told_of]
+        told_of.update((id(owner), name) for owner, name, _ in new)
+        around.enter_context(replaced(new))
+
+    look()
+    hook = register_module_forward_pre_hook(look)
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 def pages_locked() -> list[Change]:

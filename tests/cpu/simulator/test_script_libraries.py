@@ -45,6 +45,15 @@ arguments = TrainingArguments("out", per_device_train_batch_size=16, report_to=[
 trainer = Trainer(model=model, args=arguments, train_dataset=Texts(), eval_dataset=Texts())
 trainer.train()
 """
+DECODER = """
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 3, "num_attention_heads": 2, "vocab_size": 64}
+model = LlamaForCausalLM(LlamaConfig(**sizes))
+words = [{"input_ids": (ids := torch.randint(64, (256,))), "labels": ids} for _ in range(640)]
+arguments = TrainingArguments("out", per_device_train_batch_size=16, report_to=[], save_strategy="no")
+Trainer(model=model, args=arguments, train_dataset=words).train()
+"""
 
 
 def document(words, folder):
@@ -63,3 +72,11 @@ def test_a_library_s_loop_takes_what_is_predicted(library, script, tmp_path):
     measured = document(["profile", "--json", "--no-advice", *real], tmp_path)
     assert predicted["peak_allocated_bytes"] == pytest.approx(measured["allocator_peak_bytes"], rel=0.005)
     assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
+
+
+def test_what_a_script_imports_is_told_what_it_cannot_see(tmp_path):
+    """A mask that only fake tensors need would be a fifth of the peak."""
+    (tmp_path / "train.py").write_text(DECODER)
+    found = document(["estimate", "--device", "rtx-4090", "--json", "train.py"], tmp_path)
+    assert "transformers was told that no row of a batch packs several sequences" in found["answered"]
+    assert not [row for row in found["sources"] if "masking_utils" in row["line"] and row["most_bytes"] > 100_000]
