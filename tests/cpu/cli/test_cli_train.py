@@ -227,16 +227,16 @@ def test_resume_by_another_recipe_says_so_and_keeps_it(here, capsys):
 
 
 def test_out_of_memory_is_exit_3_and_a_leaner_recipe_goes_on(here, capsys, monkeypatch):
-    from snugfit.training.trainer import Trainer
+    from snugfit.training.step import Step
 
-    forward = Trainer._forward_pass
+    forward = Step._forward_pass
 
-    def small_memory(self, batch):
-        if self.steps_done == 2 and self.recipe.optimizer_impl is None:
+    def small_memory(self, trainer, kept, batch):
+        if trainer.steps_done == 2 and trainer.recipe.optimizer_impl is None:
             torch.empty(2**60, dtype=torch.uint8)
-        return forward(self, batch)
+        return forward(self, trainer, kept, batch)
 
-    monkeypatch.setattr(Trainer, "_forward_pass", small_memory)
+    monkeypatch.setattr(Step, "_forward_pass", small_memory)
     assert main(words("--run-dir", "run")) == 3
     err = capsys.readouterr().err
     assert "step 3 ran out of memory on cpu" in err and "microbatch_size=1 in data" in err
