@@ -26,7 +26,7 @@ from benchmarks.published_page import published_page
 from benchmarks.report.memory import distribution, grouped
 from benchmarks.results_file import RESULTS, write
 from benchmarks.rooms import diagram
-from benchmarks.scripts_page import scripts_table
+from benchmarks.scripts_page import pasted_table, scripts_table
 from benchmarks.strangers_page import strangers_page
 from benchmarks.zoo_page import zoo_page
 from snugfit.contexts import readings_of
@@ -253,6 +253,7 @@ TABLES: tuple[tuple[str, str, Callable[[dict[str, Any]], str]], ...] = (
     ("docs/import.md", "imported_configs", imported_table),
     ("docs/several_gpus.md", "estimate_speed", speed_table),
     ("docs/scripts.md", "scripts", scripts_table),
+    ("docs/scripts.md", "pasted_plans", pasted_table),
     ("docs/text.md", "build_host", build_lines),
     ("docs/devices.md", "card_mutants", mutants_table),
     ("docs/devices.md", "card_bytes", bytes_lines),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import shutil
 import struct
 from pathlib import Path
 
@@ -97,7 +99,7 @@ def text(folder: Path) -> None:
     special = {"pad_token": "<pad>", "eos_token": "</s>", "bos_token": "<s>", "unk_token": "<unk>"}
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, model_max_length=512, **special)
     sizes = {"vocab_size": len(names), "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-    _model(folder / "small-gpt2", "gpt2", n_embd=192, n_layer=4, n_head=3, **sizes)
+    _model(folder / "small-gpt2", "gpt2", head="AutoModelForCausalLM", n_embd=192, n_layer=4, n_head=3, **sizes)
     _model(folder / "small-bert", "bert", **_SMALL, **sizes)
     for name in ("small-gpt2", "small-bert"):
         tokenizer.save_pretrained(folder / name)
@@ -107,6 +109,32 @@ def text(folder: Path) -> None:
         rows = [f"{words},{number % 2}" for number, words in enumerate(lines)]
         (folder / f"{part}.csv").write_text("\n".join(["sentence,label", *rows]))
     _accuracy(folder)
+
+
+def texts_to_continue(folder: Path) -> None:
+    """A small model for text, and a data set of texts."""
+    text(folder)
+    (folder / "texts").mkdir(exist_ok=True)
+    lines = (folder / "train.txt").read_text().splitlines()
+    (folder / "texts" / "train.jsonl").write_text("\n".join(json.dumps({"text": line}) for line in lines))
+
+
+def paraphrases(folder: Path) -> None:
+    """Pairs of sentences, a metric of them and a small BERT, by the names under which a hub has the real ones."""
+    text(folder)
+    shutil.copytree(folder / "small-bert", folder / "bert-base-cased", dirs_exist_ok=True)
+    pairs = folder / "nyu-mll" / "glue"
+    pairs.mkdir(parents=True, exist_ok=True)
+    lines = (folder / "train.txt").read_text().splitlines()
+    pairs_of = enumerate(itertools.pairwise(lines))
+    rows = [f"{number},{one},{other},{number % 2}" for number, (one, other) in pairs_of]
+    parts = ("train", "validation", "test")
+    for part in parts:
+        (pairs / f"{part}.csv").write_text("\n".join(["idx,sentence1,sentence2,label", *rows]))
+    files = "".join(f"  - split: {part}\n    path: {part}.csv\n" for part in parts)
+    (pairs / "README.md").write_text(f"---\nconfigs:\n- config_name: mrpc\n  data_files:\n{files}---\n")
+    shutil.copytree(pairs, folder / "glue", dirs_exist_ok=True)
+    shutil.copy(folder / "accuracy" / "accuracy.py", folder / "glue" / "glue.py")
 
 
 def _mnist_in(root: Path) -> None:
@@ -133,11 +161,12 @@ def _images(folder: Path, count: int, size: tuple[int, int], ending: str = ".jpg
 _SMALL = {"hidden_size": 192, "num_hidden_layers": 4, "num_attention_heads": 3, "intermediate_size": 768}
 
 
-def _model(folder: Path, kind: str, **sizes: int) -> None:
+def _model(folder: Path, kind: str, *, head: str = "AutoModel", **sizes: int) -> None:
     """A small model of transformers with random weights."""
-    from transformers import AutoConfig, AutoModel
+    import transformers
 
-    AutoModel.from_config(AutoConfig.for_model(kind, **sizes)).save_pretrained(folder)
+    config = transformers.AutoConfig.for_model(kind, **sizes)
+    getattr(transformers, head).from_config(config).save_pretrained(folder)
 
 
 def _accuracy(folder: Path) -> None:

@@ -42,8 +42,26 @@ class Script:
     """More of them, without one."""
     data: Callable[[Path], None] | None = None
     """Makes the data that it would download, told the script's folder."""
+    gpus: int | None = None
+    """Processes that torchrun would start it in."""
+    needs_card: bool = False
+    """Whether it trains on cards only."""
+    variables: tuple[tuple[str, str], ...] = ()
+    """Variables of its environment."""
+    from_root: bool = False
+    """Whether it is run from the repository's folder, not from its own."""
+
+    def place(self, project: Path) -> tuple[Path, str]:
+        """Returns the folder in which it runs, and its name from there."""
+        path = project / self.path
+        return (project, self.path) if self.from_root else (path.parent, path.name)
 
 
+_FSDP = {
+    "ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "1", "FSDP_USE_ORIG_PARAMS": "true",
+    "FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP", "FSDP_TRANSFORMER_CLS_TO_WRAP": "BertLayer",
+}  # fmt: skip
+"""What `accelerate launch --use_fsdp` sets."""
 _NANO = (
     "--dataset=made --n_layer=4 --n_head=4 --n_embd=256 --batch_size=4 --block_size=256 --eval_iters=2 "
     "--gradient_accumulation_steps=4 --compile=False"
@@ -62,7 +80,8 @@ SCRIPTS: dict[str, Script] = {
         data=script_data.words_of_text,
     ),
     "mnist_forward_forward": Script(
-        "pytorch/examples", "mnist_forward_forward/main.py", "--epochs 1", data=script_data.mnist
+        "pytorch/examples", "mnist_forward_forward/main.py",
+        "--epochs 5 --train_size 5000 --test_size 1000", data=script_data.mnist
     ),
     "regression": Script("pytorch/examples", "regression/main.py"),
     "gat": Script("pytorch/examples", "gat/main.py", data=script_data.cora),
@@ -72,7 +91,7 @@ SCRIPTS: dict[str, Script] = {
     ),
     "reinforce": Script("pytorch/examples", "reinforcement_learning/reinforce.py"),
     "makemore": Script("karpathy/makemore", "makemore.py", on_card="--device cuda"),
-    "minGPT": Script("karpathy/minGPT", "projects/adder/adder.py"),
+    "minGPT": Script("karpathy/minGPT", "projects/adder/adder.py", from_root=True),
     "unet": Script(
         "milesial/Pytorch-UNet", "train.py", "--epochs 1 --batch-size 2 --scale 1.0 --bilinear", data=script_data.carvana
     ),
@@ -97,6 +116,26 @@ SCRIPTS: dict[str, Script] = {
         "--model_name_or_path small-vit --train_dir made/train --validation_dir made/validation --do_train --do_eval "
         "--remove_unused_columns False --output_dir out", data=script_data.image_folder,
     ),
+    "sft": Script(
+        "huggingface/trl", "trl/scripts/sft.py",
+        "--model_name_or_path small-gpt2 --dataset_name texts --per_device_train_batch_size 4 --max_length 256 "
+        "--output_dir out --report_to none --bf16 False", data=script_data.texts_to_continue,
+    ),
+    "ddp": Script(
+        "pytorch/examples", "distributed/ddp-tutorial-series/multigpu_torchrun.py", "3 1", gpus=2, needs_card=True
+    ),
+    "fsdp2": Script("pytorch/examples", "distributed/FSDP2/example.py", gpus=2, needs_card=True),
+    "spawn": Script(
+        "pytorch/examples", "distributed/ddp-tutorial-series/multigpu.py", "3 1", gpus=2, needs_card=True
+    ),
+    "accelerate_ddp": Script(
+        "huggingface/accelerate", "examples/nlp_example.py", on_cpu="--cpu", data=script_data.paraphrases, gpus=2
+    ),
+    "accelerate_fsdp": Script(
+        "huggingface/accelerate", "examples/by_feature/fsdp_with_peak_mem_tracking.py",
+        "--model_name_or_path bert-base-cased --output_dir out", data=script_data.paraphrases, gpus=2, needs_card=True,
+        variables=tuple(_FSDP.items()),
+    ),
     "diffusion": Script(
         "huggingface/diffusers", "examples/unconditional_image_generation/train_unconditional.py",
         "--train_data_dir made/train --model_config_name_or_path small-unet --resolution 32 --train_batch_size 8 "
@@ -118,25 +157,24 @@ def row(script: Script, sources: Path) -> dict[str, Any]:
         script.data(path.parent)
     before = _listed(path.parent)
     started = time.perf_counter()
-    predicted, said = _run(
-        ["estimate", "--device", "cpu", "--json", path.name, *script.words.split(), *script.on_cpu.split()],
-        path,
-        project,
-    )
+    predicted, said, measured = None, "", None
+    if not script.needs_card:
+        predicted, said = estimated_on_cpu(script, project)
     seconds = time.perf_counter() - started
     card, said_on_card = _run(
-        ["estimate", "--device", CARD, "--json", path.name, *script.words.split(), *script.on_card.split()],
-        path,
+        script,
         project,
+        ["estimate", "--device", CARD, "--json", *_gpus(script), script.place(project)[1]],
+        script.on_card,
     )
-    real = ["--steps", "1000", str(_HERE / "benchmarks" / "real_script.py"), path.name]
-    measured, _ = _run(
-        ["profile", "--json", "--no-advice", *real, *script.words.split(), *script.on_cpu.split()], path, project
-    )
+    if not script.needs_card:
+        measured, _ = really(script, project)
     return {
         "repository": script.repository,
         "script": script.path,
         "words": script.words,
+        "gpus": script.gpus or 1,
+        "needs_card": script.needs_card,
         "predicted_bytes": predicted and predicted["peak_allocated_bytes"],
         "measured_bytes": measured and measured["allocator_peak_bytes"],
         "card_bytes": card and card["total_bytes"],
@@ -147,15 +185,49 @@ def row(script: Script, sources: Path) -> dict[str, Any]:
     }
 
 
-def _run(words: list[str], path: Path, project: Path) -> tuple[dict[str, Any] | None, str]:
-    """The document that a command prints, or the line that it ends with."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(_HERE / "src"), str(_HERE), str(project)])}
-    done = subprocess.run(
-        [sys.executable, "-m", "snugfit", *words], cwd=path.parent, env=environment, capture_output=True, text=True
-    )
-    if done.returncode:
-        return None, (done.stderr.strip().splitlines() or [""])[-1]
-    return json.loads(done.stdout), ""
+def estimated_on_cpu(
+    script: Script, project: Path, command: str = "estimate", *options: str
+) -> tuple[dict[str, Any] | None, str]:
+    """The document of a command about a script on cpu, or the line that it ends with."""
+    words = [command, "--device", "cpu", "--json", *_gpus(script), *options, script.place(project)[1]]
+    return _run(script, project, words, script.on_cpu)
+
+
+def really(script: Script, project: Path, *options: str) -> tuple[dict[str, Any] | None, str]:
+    """The profile of a script that takes its steps for real, or the line that it ends with."""
+    real = ["--steps", "1000", str(_HERE / "benchmarks" / "real_script.py"), *options, script.place(project)[1]]
+    return _run(script, project, ["profile", "--json", "--no-advice", *real], script.on_cpu, ranks=script.gpus or 1)
+
+
+def _gpus(script: Script) -> list[str]:
+    return [] if script.gpus is None else ["--gpus", str(script.gpus)]
+
+
+def _run(
+    script: Script, project: Path, words: list[str], more: str, ranks: int = 1
+) -> tuple[dict[str, Any] | None, str]:
+    """The document that a command prints, or the line that it ends with; of several processes the first one's."""
+    places = os.pathsep.join([str(_HERE / "src"), str(_HERE), str(project)])
+    environment = {**os.environ, **dict(script.variables), "PYTHONPATH": places}
+    words = [*words, *script.words.split(), *more.split()]
+    folder, _ = script.place(project)
+    running = []
+    for rank in range(ranks):
+        if ranks > 1:
+            environment |= {
+                "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks),
+                "MASTER_ADDR": "localhost", "MASTER_PORT": "29533",
+            }  # fmt: skip
+        running.append(
+            subprocess.Popen(
+                [sys.executable, "-m", "snugfit", *words], cwd=folder, env=environment, text=True,
+                stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            )
+        )  # fmt: skip
+    (said, errors), *_ = [one.communicate() for one in running]
+    if running[0].returncode:
+        return None, (errors.strip().splitlines() or [""])[-1]
+    return json.loads(said), ""
 
 
 def _listed(folder: Path) -> set[str]:

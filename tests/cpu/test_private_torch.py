@@ -956,7 +956,8 @@ state["_parameters"] = dict(model._parameters)
 fully_shard(model, mesh=mesh)
 assert collectives.own_part(model.weight).shape == (1, 4)
 assert collectives.own_part(state["_parameters"]["weight"]) is state["_parameters"]["weight"]
-owner, name, kept = one_rank.shares_by_storage()
+(owner, name, kept), (flat, known, same) = one_rank.shares_by_storage()
+assert hasattr(flat, known) and same(model.weight, model.weight) and not same(model.weight, torch.ones(4))
 group = model._get_fsdp_state()._fsdp_param_groups[0] if hasattr(model._get_fsdp_state(), "_fsdp_param_groups") else (
     model._get_fsdp_state()._fsdp_param_group
 )
@@ -1028,6 +1029,44 @@ def test_one_of_three_processes_that_are_not_there():
     """knows_groups, init_alone, meshes_with_numbers, own_part, shares_by_storage, gathering, forget_shares,
     watch_shared_out"""
     done = run_code(_ONE_OF_THREE)
+    assert done.stdout.strip().endswith("well"), done.stderr
+
+
+_GROUPS_OF_A_SCRIPT = """
+import torch
+import torch.distributed as dist
+from snugfit import private_torch
+from snugfit.attributes import replaced
+from snugfit.private_torch import collectives
+
+class NoOneAnswers(private_torch.DirectMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.namespace != collectives.COLLECTIVES:
+            return func(*args, **(kwargs or {}))
+        kept = list(args[0])
+        return collectives.result_of(func, args, lambda: said.append("over"), lambda: said.append("asked") or kept)
+
+said = []
+changes = one_rank.groups_by(lambda backend, **_: one_rank.init_alone(2, 0, "privateuseone"))
+changes += one_rank.unverified()
+assert all(hasattr(owner, name) for owner, name, _ in changes)
+with replaced(changes):
+    dist.init_process_group("nccl", world_size=2, rank=0)
+    assert dist.get_backend(dist.new_group([0, 1], backend="nccl")) == "fake"
+    assert dist.get_default_backend_for_device("cuda") == "nccl"
+    with NoOneAnswers():
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
+        said.clear()
+        model(torch.ones(1, 2)).sum().backward()
+assert said == ["asked", "over"], said
+dist.destroy_process_group()
+print("well")
+"""
+
+
+def test_groups_that_a_script_makes():
+    """groups_by, unverified, result_of: DDP asks for what will come, and waits for it at the end of backward"""
+    done = run_code(_GROUPS_OF_A_SCRIPT)
     assert done.stdout.strip().endswith("well"), done.stderr
 
 

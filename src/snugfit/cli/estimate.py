@@ -8,6 +8,7 @@ Examples:
   snugfit estimate torchvision:resnet50 --price rtx-4090=0.35 --price h100-80gb=2.5 --samples 1281167
   snugfit estimate torchvision:vit_h_14 --batch-size 32 --shard full --device all --gpus 1,2,4,8
   snugfit estimate --device rtx-4090 train.py --batch-size 32      (your script as it is; the words behind it are its own)
+  snugfit estimate --device rtx-4090 --gpus 4 train_ddp.py         (as torchrun starts it; what its first process takes)
   snugfit estimate --from axolotl.yaml --device rtx-4090 --gpus 2
   snugfit estimate hf:llama/config.json --from training_args.json --seq-len 2048
 """
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from snugfit.cli import groups, is_script, options, output
 from snugfit.errors import InputError, warn
 from snugfit.fields import field_infos
+from snugfit.run import Run
 from snugfit.workload import Workload
 
 if TYPE_CHECKING:
@@ -85,18 +87,37 @@ def estimated(args: argparse.Namespace, device: DeviceArgument) -> Estimate:
     from snugfit.simulator.estimate import estimate_named
 
     _take_file(args)
-    if args.model is not None and is_script(args.model):
-        from snugfit.simulator.own_script import estimate_script
-
-        options.check_script(args, options.given_options(args), "from_file", "recipe_file")
-        return estimate_script(args.model, args.of_script, device=device, assume=args.assume)
-    asked: dict[str, Any] = {"device": device, "whole": args.whole}
+    numbers: tuple[int, ...] = ()
     if "," in (args.workload_gpus or ""):
         numbers, args.workload_gpus = numbers_of_gpus(args.workload_gpus), None
-        recipe, workload = options.recipe_from(args), options.workload_from(args)
-        return estimate_by_gpus(options.named_model(args), numbers, recipe=recipe, workload=workload, **asked)
-    recipe, workload = options.settings_from(args)
-    return estimate_named(options.named_model(args), recipe=recipe, workload=workload, **asked)
+    if is_script(args.model):
+        return _of_script(args, device, numbers)
+    asked: dict[str, Any] = {"device": device, "whole": args.whole}
+    if not numbers:
+        recipe, workload = options.settings_from(args)
+        return estimate_named(options.named_model(args), recipe=recipe, workload=workload, **asked)
+    recipe, workload, named = options.recipe_from(args), options.workload_from(args), options.named_model(args)
+
+    def on(gpus: int) -> Estimate:
+        run = Run(recipe, workload.replace(gpus=gpus))
+        return estimate_named(named, recipe=recipe, workload=run.workload, **asked)
+
+    return estimate_by_gpus(on, numbers, workload.nodes)
+
+
+def _of_script(args: argparse.Namespace, device: DeviceArgument, numbers: tuple[int, ...]) -> Estimate:
+    from snugfit.simulator.by_gpus import estimate_by_gpus
+    from snugfit.simulator.own_script import estimate_script
+
+    given = options.given_options(args)
+    processes: dict[str, Any] = {name: given.pop(name) for name in ("gpus", "nodes") if name in given}
+    options.check_script(args, given, "from_file", "recipe_file")
+    nodes = Workload.from_mapping(processes).nodes
+
+    def on(gpus: int | None) -> Estimate:
+        return estimate_script(args.model, args.of_script, device=device, assume=args.assume, gpus=gpus, nodes=nodes)
+
+    return estimate_by_gpus(on, numbers, nodes) if numbers else on(processes.get("gpus", 1 if processes else None))
 
 
 def _take_file(args: argparse.Namespace) -> None:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from snugfit.attributes import replaced
@@ -27,13 +28,22 @@ def one_of(ranks: int, number: int, cards: int) -> Iterator[None]:
         yield
         return
     one_rank.init_alone(ranks, number, DEVICE_TYPE)
+    with alone(cards):
+        yield
+
+
+@contextmanager
+def alone(cards: int | None) -> Iterator[None]:
+    """Context in which a process group has this process only, and is gone at the end; `cards`: those of a machine."""
     before = _cards.set(cards)
+    changes = [*one_rank.meshes_with_numbers(), one_rank.only_own_chunks(), *one_rank.shares_by_storage()]
     try:
-        with replaced([*one_rank.meshes_with_numbers(), one_rank.only_own_chunks(), one_rank.shares_by_storage()]):
+        with replaced([*changes, *one_rank.unverified()]):
             yield
     finally:
         _cards.reset(before)
-        dist.destroy_process_group()
+        if dist.is_initialized():
+            dist.destroy_process_group()
 
 
 def cards_of_machine() -> int | None:
@@ -47,9 +57,17 @@ def runs_beside(operator: Any, args: Sequence[Any]) -> str:
     return str(collectives.group_of(named["process_group"]).group_name) if named.get("async_op", True) else ""
 
 
-def issued(operator: Any, args: Sequence[Any], waited: Callable[[], None], *, beside: bool) -> Any:
+def issued(
+    operator: Any,
+    args: Sequence[Any],
+    waited: Callable[[], None],
+    in_buckets: Callable[[list[torch.Tensor]], None],
+    *,
+    beside: bool,
+) -> Any:
     """Returns what a collective returns that nobody carries out; `waited` is called when its work is waited for.
 
+    `in_buckets`: gets its tensors where they are DDP's buckets of gradients.
     `beside`: whether it runs beside its caller. NCCL's work then keeps its tensors until it is waited for.
     """
     kept = tensors_in(args) if beside else []
@@ -58,4 +76,8 @@ def issued(operator: Any, args: Sequence[Any], waited: Callable[[], None], *, be
         kept.clear()
         waited()
 
-    return collectives.result_of(operator, args, wait)
+    def future() -> list[torch.Tensor]:
+        in_buckets(kept)
+        return list(kept)
+
+    return collectives.result_of(operator, args, wait, future)

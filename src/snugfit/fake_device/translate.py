@@ -48,7 +48,8 @@ class _CudaMeansSim(TorchFunctionMode):
                 return args[0].device.type == DEVICE_TYPE
             if func is torch.device:  # its type and its index may come apart
                 return device_of(func(*args, **kwargs))
-            if (type(args[0]) is FakeTensor) != (type(args[1]) is FakeTensor):
+            fakes = [type(one) is FakeTensor for one in args[:2]]
+            if any(fakes) and (not all(fakes) or args[0].device.type != args[1].device.type):
                 return _move(*args)
         if "device" in kwargs:
             kwargs = {**kwargs, "device": device_of(kwargs["device"])}
@@ -66,7 +67,7 @@ _TRANSLATED = frozenset({torch.Tensor.cuda, torch.device, _IS_CUDA, _SET_DATA})
 
 
 def _move(tensor: torch.Tensor, data: torch.Tensor) -> None:
-    """`tensor.data = tensor.to(device)`, which torch refuses when only one of the two is a fake tensor."""
+    """`tensor.data = tensor.to(device)`, which torch refuses when the two are of other kinds than on a card."""
     is_weight = isinstance(tensor, torch.nn.Parameter)
     moved = torch.nn.Parameter(data, tensor.requires_grad) if is_weight else data.detach()
     torch.utils.swap_tensors(tensor, moved)  # type: ignore[no-untyped-call]
@@ -126,6 +127,10 @@ def cuda_means_sim() -> Iterator[None]:
         def __new__(cls, device: Any = "cpu") -> Any:
             kind = torch.device(device).type
             return super().__new__(cls, CPU if kind in (CUDA, DEVICE_TYPE) else device)  # type: ignore[call-arg]
+
+        def set_state(self, new_state: torch.Tensor) -> Any:
+            """Keeps the state where the new one has no values: it went over the card, from the first process to all."""
+            return self if type(new_state) is FakeTensor else super().set_state(new_state)
 
     changes.append((torch, "Generator", Generator))
     changes.append((torch.overrides, "has_torch_function", multihead_kernels.has_torch_function))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -13,6 +13,7 @@ from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils._python_dispatch import _disable_current_modes
 
+_T = TypeVar("_T")
 COLLECTIVES, FUNCTIONAL = "c10d", "_c10d_functional"
 """Namespaces of the operators that reach a process group, and of those that make their results and call the former."""
 
@@ -52,15 +53,46 @@ def start(operator: Any, args: Sequence[Any]) -> Any:
     return dist.Work.unbox(made[-1] if isinstance(made, tuple) else made)
 
 
-def result_of(operator: Any, args: Sequence[Any], wait: Callable[[], None]) -> Any:
-    """Returns the result of a collective under way: outputs, if any, and a work that calls `wait`."""
+def result_of(
+    operator: Any,
+    args: Sequence[Any],
+    wait: Callable[[], None],
+    future: Callable[[], list[torch.Tensor]] = lambda: [],
+) -> Any:
+    """Returns the result of a collective under way: outputs, if any, and a work that calls `wait`.
 
-    def waited(timeout: Any) -> bool:
-        wait()
+    `future`: called where DDP asks for what will come; returns the tensors it has issued.
+    """
+    work = _UnderWay(wait, future).boxed()
+    return (args[0], work) if len(operator._schema.returns) > 1 else work
+
+
+class _UnderWay(dist.Work):
+    """The work of a collective that nobody carries out, until it is waited for."""
+
+    _all: ClassVar[set[_UnderWay]] = set()
+    """Torch keeps its own half of a work only, which cannot call this one once it is gone."""
+
+    def __init__(self, wait: Callable[[], None], future: Callable[[], list[torch.Tensor]]) -> None:
+        super().__init__()
+        self._wait, self._future = wait, future
+        self._all.add(self)
+
+    def wait(self, timeout: Any = None) -> bool:
+        """Says that it is waited for."""
+        self._over()
         return True
 
-    work = torch._C._distributed_c10d.PythonCallbackWork(waited).boxed()
-    return (args[0], work) if len(operator._schema.returns) > 1 else work
+    def _over(self) -> None:
+        self._all.discard(self)
+        self._wait()
+
+    def get_future(self) -> Any:
+        """Returns its tensors as if they had come: only DDP asks so, and waits for all of them at the end of backward."""
+        future: Any = torch.futures.Future()
+        future.set_result(self._future())
+        torch.autograd.Variable._execution_engine.queue_callback(self._over)
+        return future
 
 
 @contextmanager
@@ -85,9 +117,9 @@ def before_groups_change(callback: Callable[[], None]) -> Iterator[None]:
         dist.destroy_process_group = destroy
 
 
-def own_part(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns what this process holds of a sharded tensor; any other tensor as it is."""
-    found: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
+def own_part(tensor: _T) -> _T:
+    """Returns what this process holds of a sharded tensor; anything else as it is."""
+    found: _T = getattr(tensor, "_local_tensor", tensor)
     return found
 
 

@@ -8,8 +8,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils._python_dispatch import _disable_current_modes
+
+from snugfit.private_torch.collectives import own_part
+
+_init = dist.init_process_group
 
 
 def init_alone(ranks: int, number: int, device_type: str) -> None:
@@ -19,7 +24,37 @@ def init_alone(ranks: int, number: int, device_type: str) -> None:
     if device_type not in dist.Backend.backend_capability["fake"]:
         dist.Backend.backend_capability["fake"].append(device_type)
         dist.Backend.default_device_backend_map.setdefault(device_type, "fake")
-    dist.init_process_group("fake", rank=number, world_size=ranks, store=fake_pg.FakeStore())
+    _init("fake", rank=number, world_size=ranks, store=fake_pg.FakeStore())
+
+
+def groups_by(init: Callable[..., None]) -> list[tuple[Any, str, Any]]:
+    """Returns the replacements that have a script's group of all processes made by `init`.
+
+    Groups of some of them are of the same backend, whatever is asked for.
+    """
+    from torch.distributed import device_mesh
+
+    new = distributed_c10d.new_group
+
+    def some(
+        ranks: Any = None, timeout: Any = None, backend: Any = None, pg_options: Any = None, *others: Any, **named: Any
+    ) -> Any:
+        named.pop("device_id", None)
+        return new(ranks, timeout, None, None, *others, **named)
+
+    def backend_for(device: Any) -> str:
+        return "gloo" if torch.device(device).type == "cpu" else "nccl"
+
+    places = (dist, distributed_c10d, device_mesh)
+    found = {"init_process_group": init, "new_group": some, "get_default_backend_for_device": backend_for}
+    return [(place, name, value) for place in places for name, value in found.items() if hasattr(place, name)]
+
+
+def unverified() -> list[tuple[Any, str, Any]]:
+    """Returns the replacement for DDP's look at whether all processes have the same model, which reads numbers."""
+    from torch.nn.parallel import distributed
+
+    return [(distributed, "_verify_param_shape_across_processes", lambda *_: True)]
 
 
 def meshes_with_numbers() -> list[tuple[Any, str, Any]]:
@@ -61,11 +96,13 @@ def only_own_chunks() -> tuple[Any, str, Any]:
     return (_fsdp_param, "_chunk_with_empty", OwnChunk)
 
 
-def shares_by_storage() -> tuple[Any, str, Any]:
+def shares_by_storage() -> list[tuple[Any, str, Any]]:
     """Returns replacements for how torch recognises its own shares by address.
 
-    Fake tensors have no addresses, so each share of odd size would be padded and copied once more.
+    Fake tensors have no addresses, so `fully_shard` would pad and copy each share of odd size once more, and the older
+    `FullyShardedDataParallel` would fail.
     """
+    from torch.distributed.fsdp import _flat_param
     from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 
     pad_again = FSDPParam.reset_sharded_param
@@ -76,4 +113,7 @@ def shares_by_storage() -> tuple[Any, str, Any]:
         if weight is not self.sharded_param or len({one.untyped_storage()._cdata for one in shares}) > 1:
             pad_again(self)  # type: ignore[no-untyped-call]
 
-    return (FSDPParam, "reset_sharded_param", reset)
+    def same_storage(a: Any, b: Any) -> bool:
+        return bool(own_part(a).untyped_storage()._cdata == own_part(b).untyped_storage()._cdata)
+
+    return [(FSDPParam, "reset_sharded_param", reset), (_flat_param, "_same_storage", same_storage)]

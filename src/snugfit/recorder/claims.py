@@ -43,8 +43,7 @@ class Claims:
     def gradients(self) -> None:
         """Claims what is in `.grad` of parameters as gradients."""
         for model in self._models:
-            parts = (collectives.own_part(parameter) for parameter in model.parameters())
-            self._ledger.claim((part.grad for part in parts), "gradients")
+            self._ledger.claim((collectives.own_part(one.grad) for one in model.parameters()), "gradients")
 
     def states(self) -> None:
         """Claims all state of the optimizers that ran, that too which they did not make themselves."""
@@ -56,7 +55,9 @@ class Claims:
         for parameter in parameters:
             if parameter in optimizer.state:
                 tensors = (one for one in optimizer.state[parameter].values() if isinstance(one, torch.Tensor))
-                self._ledger.claim(tensors, "optimizer_state", self._modules.owner(parameter))
+                self._ledger.claim(
+                    map(collectives.own_part, tensors), "optimizer_state", self._modules.owner(parameter)
+                )
 
     @contextmanager
     def optimizers(self) -> Iterator[None]:
@@ -65,7 +66,8 @@ class Claims:
 
         def before(optimizer: Any, *_: Any) -> None:
             self._ledger.claim_left_by_backward()
-            self._ledger.claim((p.grad for group in optimizer.param_groups for p in group["params"]), "gradients")
+            trained = (one for group in optimizer.param_groups for one in group["params"])
+            self._ledger.claim((collectives.own_part(one.grad) for one in trained), "gradients")
             self.in_optimizer += 1
 
         def after(optimizer: Any, *_: Any) -> None:

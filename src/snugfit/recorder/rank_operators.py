@@ -27,6 +27,7 @@ class RankOperators:
     _ledger: StorageLedger
     _moment: Moment
     _notes: Notes
+    _among_ranks: bool
     _cuda: bool
 
     def _also_inside(self) -> AbstractContextManager[None]:
@@ -56,4 +57,12 @@ class RankOperators:
         if not self._cuda and (size := gloo_bytes(func, args)):
             self._notes.inside(size, str(func), module)
         waited, beside = self._notes.collective(func, args, module)
-        return issued(func, args, waited, beside=beside)
+
+        def in_buckets(tensors: list[torch.Tensor]) -> None:
+            self._ledger.claim(tensors, "gradients")
+
+        return issued(func, args, waited, in_buckets, beside=beside)
+
+    def join_ranks(self) -> None:
+        """Takes note that there are process groups from now on."""
+        self._among_ranks = True

@@ -56,7 +56,7 @@ def record(
             answers = [*told(torch.get_rng_state, recorder.saw), *told(torch.isfinite, recorder.values.is_true)]
             if personality.is_card:
                 around.enter_context(cuda_means_sim())
-                answers += pages_locked()
+                answers += [*pages_locked(), *kept_for_streams(recorder.answered.add)]
             else:
                 answers += pool_on_host(recorder.host_pool)
             around.enter_context(replaced(answers))
@@ -106,6 +106,18 @@ def _libraries_told(recorder: Recorder, kind: str, around: ExitStack) -> Iterato
         yield
     finally:
         hook.remove()
+
+
+def kept_for_streams(answered: Callable[[str], None]) -> list[Change]:
+    """Replacement for what keeps memory until a stream is done with it; when that is, no recording knows."""
+
+    def record_stream(tensor: torch.Tensor, *_: object) -> None:
+        answered(STREAMS)
+
+    return [(torch.Tensor, "record_stream", record_stream)]
+
+
+STREAMS = "record_stream: memory is counted as free when its tensor is gone, where a card waits for the other stream"
 
 
 def pages_locked() -> list[Change]:

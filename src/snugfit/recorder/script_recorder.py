@@ -20,6 +20,7 @@ from snugfit.private_torch.fake_tensors import FakeTensor
 from snugfit.recorder.recorder import Recorder
 from snugfit.recorder.seen_modules import SeenModules
 from snugfit.techniques.batches import tensors_in
+from snugfit.values.known_values import known_value
 
 _aten = torch.ops.aten
 _DRAW = {_aten.arange, _aten.randperm, _aten.randint}
@@ -28,6 +29,8 @@ _EMPTY = {_aten.empty, _aten.zeros, _aten.ones, _aten.full}
 _INDEXING = {_aten.index, _aten.index_put, _aten.index_put_}
 _MOST_NUMBERS = 2**22
 """Larger ones are fake: no script reads them one by one."""
+_CPU, _FIRST_CPU = torch.device("cpu"), torch.device("cpu", 0)
+"""One device by two names, which torch takes for one in real tensors only."""
 _REAL = (torch.Tensor, torch.nn.Parameter)
 
 
@@ -41,7 +44,12 @@ class ScriptRecorder(Recorder):  # type: ignore[no-untyped-call]
     ) -> Any:
         """Runs an operator on data for real, and records every other one."""
         kwargs = kwargs or {}
+        if kwargs.get("device") == _FIRST_CPU:
+            kwargs = {**kwargs, "device": _CPU}
         given = tensors_in((*args, *kwargs.values()))
+        if "sparse" in func._opname or any(map(_is_real_sparse, given)):
+            args = _with_known_values(args)
+            given = tensors_in((*args, *kwargs.values()))
         if not _stays_real(func, args, kwargs, given):
             return super().__torch_dispatch__(func, types, _by_positions(func, args), kwargs)
         result = func(*args, **kwargs)
@@ -107,6 +115,17 @@ def _by_positions(func: Any, args: Sequence[Any]) -> Sequence[Any]:
     for index in args[1]:
         places += index.nonzero().unbind(1) if _is_real_mask(index) else [index]
     return (args[0], places, *args[2:])
+
+
+def _is_real_sparse(tensor: torch.Tensor) -> bool:
+    return type(tensor) in _REAL and tensor.layout is torch.sparse_coo
+
+
+def _with_known_values(args: Sequence[Any]) -> Sequence[Any]:
+    """Returns arguments with their values where these follow from the code: sparse data is made with ones and `eye`."""
+    fakes = (one if type(one) is FakeTensor and one.device.type == "cpu" else None for one in args)
+    known = [None if fake is None else known_value(fake) for fake in fakes]
+    return [one if value is None else value for one, value in zip(args, known, strict=True)]
 
 
 def _is_real_mask(index: Any) -> bool:

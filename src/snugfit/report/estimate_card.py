@@ -74,6 +74,8 @@ def _ranks_in_words(estimate: Estimate) -> str:
         return ""
     machines = f" in each of {estimate.nodes} machines" if estimate.nodes > 1 else ""
     fullest, *others = estimate.ranks
+    if estimate.steps is not None:  # a script's, of which one process is looked at
+        return f"{estimate.gpus}{machines}, a process each; the bytes are those of rank {fullest.ranks}"
     less = "".join(
         f"; {one.ranks}: {format_bytes(one.peak_reserved_bytes or one.peak_allocated_bytes)}" for one in others
     )

@@ -1,21 +1,12 @@
-"""Which cards, and how many: the estimate of a model on several numbers of GPUs, as one."""
+"""Which cards, and how many: the estimates on several numbers of GPUs, as one."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
 from snugfit.errors import InputError, RecipeError
-from snugfit.recipe import Recipe
-from snugfit.run import Run
-from snugfit.simulator.estimate import DeviceArgument, estimate_named
 from snugfit.simulator.prediction import Estimate, OnGpus
-from snugfit.simulator.request import NamedModel
-from snugfit.workload import Workload
-
-if TYPE_CHECKING:
-    from snugfit.workers.pool import Pool
 
 
 def numbers_of_gpus(text: str) -> tuple[int, ...]:
@@ -26,17 +17,10 @@ def numbers_of_gpus(text: str) -> tuple[int, ...]:
     return tuple(map(int, words))
 
 
-def estimate_by_gpus(
-    named: NamedModel,
-    numbers: Sequence[int],
-    *,
-    recipe: Recipe,
-    workload: Workload,
-    device: DeviceArgument = None,
-    whole: bool = False,
-    pool: Pool | None = None,
-) -> Estimate:
-    """Predicts training on several numbers of GPUs of each machine; arguments as for `estimate_named`.
+def estimate_by_gpus(estimate_on: Callable[[int], Estimate], numbers: Sequence[int], nodes: int = 1) -> Estimate:
+    """Predicts training on several numbers of GPUs of each machine.
+
+    `estimate_on`: makes the estimate for one of them; a `RecipeError` says why there is none.
 
     Returns the estimate on the first number on which the batch can be trained; `by_gpus` has all of them.
     """
@@ -44,25 +28,15 @@ def estimate_by_gpus(
     refused: RecipeError | None = None
     found: list[OnGpus] = []
     for gpus in numbers:
-        here = workload.replace(gpus=gpus)
         try:
-            Run(recipe, here)
+            made = estimate_on(gpus)
         except RecipeError as error:
             refused = refused or error
-            found.append(OnGpus(gpus=gpus, nodes=here.nodes, refusal=" ".join(error.problems)))
+            found.append(OnGpus(gpus=gpus, nodes=nodes, refusal=" ".join(error.problems)))
             continue
-        made = estimate_named(named, recipe=recipe, workload=here, device=device, whole=whole, pool=pool)
         first = first or made
-        found.append(
-            OnGpus(
-                gpus=gpus,
-                nodes=here.nodes,
-                refusal=None,
-                total_bytes=made.total_bytes,
-                host_bytes=made.host_bytes,
-                devices=made.devices,
-            )
-        )
+        needs = {"total_bytes": made.total_bytes, "host_bytes": made.host_bytes}
+        found.append(OnGpus(gpus=gpus, nodes=nodes, refusal=None, devices=made.devices, **needs))
     if first is None:
         assert refused is not None
         raise refused

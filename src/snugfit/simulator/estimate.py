@@ -225,8 +225,8 @@ def estimated(
     for message in dict.fromkeys(text for one in recorded.values() for text in one.warnings):
         warn(message)
     headline = next(iter(recorded.values()))
-    if recipe is not None and headline.workload is not None:
-        cards = tuple(among(card, groups_of(recipe, headline.workload.ranks)) for card in cards)
+    if headline.workload is not None:
+        cards = tuple(among(card, groups_of(recipe or Recipe(), headline.workload.ranks)) for card in cards)
     fewer = headline.alike_ranks[1:] if sum(map(len, headline.alike_ranks)) <= MOST_RANKS else ()
     doing = f"what other GPUs do of a training step of {title}"
     with waits_are_told():

@@ -214,8 +214,8 @@ class _NoInput(io.TextIOBase):
 def _refusals() -> list[Change]:
     def start(process: Any, *_: Any) -> NoReturn:
         raise CannotSimulateError(
-            f"the script starts a process of its own ({type(process).__name__}). An estimate looks at one process: give a "
-            "script that trains in it, such as the function that each of the processes runs."
+            f"the script starts a process of its own ({type(process).__name__}). An estimate looks at one: where each "
+            "of them trains, say how many cards there are (--gpus N before the script), and the first is looked at."
         )
 
     def threads(*given: Any, **named: Any) -> ThreadPool:

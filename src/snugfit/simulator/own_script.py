@@ -22,6 +22,7 @@ from snugfit.attributes import Change, replaced
 from snugfit.errors import InputError, SnugfitError, in_words
 from snugfit.fake_device.personality import Personality
 from snugfit.simulator.estimate import DeviceArgument, cards_of, estimated
+from snugfit.simulator.launched import STARTED_BY_TORCHRUN, VARIABLES, Launch
 from snugfit.simulator.prediction import Estimate
 from snugfit.simulator.script import EnoughSeen, as_main, check_script, exit_code, print_error
 from snugfit.simulator.script_seen import Observer, ScriptRecording
@@ -77,11 +78,22 @@ def _in_copy(*request: Any, **settings: Any) -> Any:
 
 
 def estimate_script(
-    script: str, arguments: Sequence[str] = (), *, device: DeviceArgument = None, assume: AssumeArgument = None
+    script: str,
+    arguments: Sequence[str] = (),
+    *,
+    device: DeviceArgument = None,
+    assume: AssumeArgument = None,
+    gpus: int | None = None,
+    nodes: int = 1,
 ) -> Estimate:
-    """Predicts what a training script takes as it is, on a card by name, on cpu or on every card (None)."""
+    """Predicts what a training script takes as it is, on a card by name, on cpu or on every card (None).
+
+    `gpus`: processes of each of `nodes` machines, as torchrun starts them, of which the first is looked at; None: the
+    script is started alone.
+    """
     path, cards = check_script(script), cards_of(device)
-    record = functools.partial(record_script, path, list(arguments), assumptions_from(assume).completed(ASSUMED))
+    assumed = assumptions_from(assume).completed(ASSUMED)
+    record = functools.partial(record_script, path, list(arguments), assumed, gpus=gpus, nodes=nodes)
     return estimated(record, cards, None, script, fresh_workers())
 
 
@@ -94,20 +106,24 @@ def record_script(
     changed: Mapping[str, str] | None = None,
     put_on: Sequence[str] = (),
     for_plan: bool = False,
+    gpus: int | None = None,
+    nodes: int = 1,
 ) -> ScriptRecording:
     """Records the first steps of a script; runs in a worker.
 
     `changed`: file -> text that is run in its place, without a word; None: as the files are.
     `put_on`: statements that are run with the `model` when its optimizer is made.
     `for_plan`: whether fidelity will be judged by it, for which its models are looked at.
+    `gpus`, `nodes`: as of `estimate_script`.
     """
     from snugfit.fake_device.says_cuda import other_text
 
     watched = WatchedScript(path, changed, for_plan=for_plan)
+    launch = Launch(gpus, nodes)
     watched.observer.put_on = put_on
 
     def run(recorder: Any) -> None:
-        with other_text(watched.changed):
+        with other_text(watched.changed), launch.begun(recorder):
             watched.run(path, arguments, recorder)
 
     with ExitStack() as around:
@@ -117,12 +133,14 @@ def record_script(
         recording = record_watched(watched, run, assume, personality)
     known = {field.name: getattr(recording, field.name) for field in dataclasses.fields(recording)}
     found = ScriptRecording(**known, seen=watched.observer.seen)
+    if (workload := launch.workload) is not None:
+        found = dataclasses.replace(found, workload=workload, alike_ranks=((launch.rank,),))
     if for_plan:
         found = dataclasses.replace(found, block_names=found.seen.blocks, workload=watched.workload)
+    notes = list(launch.notes())
     if personality.is_card and not any(row.place == "device" for row in recording.trace.storages):
-        note = f"{path} puts nothing on the card: as it was called it trains on the host, which has all of it."
-        found = dataclasses.replace(found, warnings=(*found.warnings, note))
-    return found
+        notes.append(f"{path} puts nothing on the card: as it was called it trains on the host, which has all of it.")
+    return dataclasses.replace(found, warnings=(*found.warnings, *notes))
 
 
 def record_watched(
@@ -151,6 +169,7 @@ def record_watched(
         recording = record(run, personality, captured, assume, kind=ScriptRecorder)
     return dataclasses.replace(
         recording,
+        answered=(*recording.answered, *watched.uneven_steps(recording.answered)),
         warnings=tuple(watched.notes),
         steps=watched.steps,
         batch_shape=watched.batch_shape,
@@ -186,6 +205,8 @@ class WatchedScript:
         self._recorder: Any = None
         self._around = ExitStack()
         self._calls = self._passes = 0
+        self._trained_by_step = [0]
+        """Calls of models that are trained, by step."""
         self._in_forward = self._in_backward = False
 
     @property
@@ -193,6 +214,19 @@ class WatchedScript:
         """What is learned, as far as fidelity depends on it."""
         names = {one.algorithm for one in self.observer.seen.optimizers}
         return Workload.from_mapping({**self.traits, "optimizer": names.pop() if len(names) == 1 else CUSTOM_OPTIMIZER})
+
+    def uneven_steps(self, answered: Iterable[str]) -> Iterator[str]:
+        """Yields what to say where steps call the model more or less often and values that decide it may be assumed.
+
+        An episode of reinforcement learning is as long as drawn actions make it.
+        """
+        calls = self._trained_by_step[: self.steps]
+        decides = any(one.startswith(("assumed integer", "assumed branch")) for one in answered)
+        if decides and len(self._counts) == 1 and len(set(calls)) > 1:
+            yield (
+                f"the steps called the model {', '.join(map(str, calls))} times: where that follows from values that are "
+                "assumed, a real step may call it more often and take more"
+            )
 
     def begin(self, around: ExitStack) -> None:
         """Hooks modules and optimizers; before the recorder does, which needs the models' names."""
@@ -235,6 +269,8 @@ class WatchedScript:
                     f"{line_of(error)}. What it does later is not part of the estimate."
                 )
                 return
+            if isinstance(error, KeyError) and error.args[0] in VARIABLES:
+                raise InputError(f"{path} asks for the variable {error.args[0]}. {STARTED_BY_TORCHRUN}") from error
             seen = f"after {self.steps} training steps" if self.steps else "before its optimizer stepped"
             if self.changed or self.observer.put_on:  # it works as it is
                 raise InputError(f"with it the script fails {seen}: {in_words(error)}{line_of(error)}.") from error
@@ -309,6 +345,7 @@ class WatchedScript:
             self._in_forward = True
             recorder.on_phase("forward", True)
         self._calls += 1
+        self._trained_by_step[-1] += _trains()
         if self._calls > MOST_CALLS and not self.steps:
             raise InputError(
                 f"the script has called its model {MOST_CALLS} times and no optimizer of torch.optim has stepped: there is "
@@ -349,6 +386,8 @@ class WatchedScript:
     def _reached(self, steps: int) -> None:
         if not self.steps:
             self._around.enter_context(replaced(_savers()))
+        if steps > self.steps:
+            self._trained_by_step.append(0)
         self.steps = max(self.steps, steps)
         if self._recorder is not None and self.steps != self._recorder.step:
             self._recorder.step = self.steps

@@ -18,7 +18,7 @@ from snugfit import private_torch
 from snugfit.private_torch.fake_tensors import FakeTensor
 from snugfit.values.chance import OVERWRITES, SOURCES, Stance, stand_in
 
-MOST_ELEMENTS = 2**22
+MOST_ELEMENTS = 2**23
 """Larger tensors are not worked out."""
 _MOST_STEPS = 300
 _NAME = "_snugfit_known"

@@ -221,6 +221,21 @@ def test_gathered_gradients_of_an_optimizer_are_one_step(tmp_path, capfd):
     assert code == 0 and "pass 23" in err, err
 
 
+def test_steps_as_long_as_assumed_values_make_them(tmp_path, capsys):
+    episodes = """
+for length in range(1, 9):
+    losses = []
+    while len(losses) < length:
+        scores = model(torch.randn(1, 32, device=device))
+        losses.append(scores[0, scores.argmax().item()])
+    optimizer.zero_grad()
+    sum(losses).backward()
+    optimizer.step()
+"""
+    _, estimate, err = estimated(capsys, written(tmp_path, TRAINS + episodes))
+    assert estimate is not None and "the steps called the model 1, 2, 3 times" in estimate["answered"][-1], err
+
+
 def test_sparse_data_and_pools_of_processes_prepare_data(tmp_path, capsys):
     prepares = """
 from multiprocessing import Pool
@@ -228,6 +243,8 @@ with Pool(2) as pool:
     assert pool.map(abs, [-1, 2]) == [1, 2]
 graph = torch.tensor([0.5] * 64).diag().to_sparse()
 assert (graph @ graph).is_sparse
+edges = torch.sparse_coo_tensor([[0], [1]], torch.ones(1), (64, 64), dtype=torch.int64)
+assert (torch.eye(64) + edges)[0, :2].tolist() == [1, 1]
 """
     code, _, err = estimated(capsys, written(tmp_path, TRAINS + prepares + LOOP))
     assert code == 0, err

@@ -1,0 +1,127 @@
+"""A script that is one of several processes: the first, as torchrun would start it. The others do not exist.
+
+Its process group is torch's fake one, whose collectives are recorded and carried out by nobody. A script that starts its
+processes itself runs what the first of them would run, in its place.
+"""
+
+from __future__ import annotations
+
+import multiprocessing.process
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from snugfit.attributes import Change, replaced
+from snugfit.errors import InputError
+from snugfit.workload import Workload
+
+STARTED_BY_TORCHRUN = "It is one of several processes, as torchrun starts them: say how many before it (--gpus N)."
+VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+"""What scripts read of what torchrun tells them."""
+
+
+class Launch:
+    """How many processes a script was started in, and how many it trains in."""
+
+    def __init__(self, gpus: int | None = None, nodes: int = 1) -> None:
+        """`gpus`: processes on each of `nodes` machines, started by torchrun; None: the script was started alone."""
+        self.gpus, self.nodes = gpus, nodes
+        self.ranks: int | None = None
+        """Processes of the group that the script made; None as long as it made none."""
+        self.rank = 0
+        """Its own number among them."""
+
+    @contextmanager
+    def begun(self, recorder: Any) -> Iterator[None]:
+        """Context in which a script's processes are this one, recorded by a recorder."""
+        with ExitStack() as around:
+            changes = [*self._groups(recorder, around), *_spawns()]
+            if self.gpus is not None:
+                os.environ.update(self._environment(self.gpus))
+                changes += _processes()
+                if recorder.personality.is_card:
+                    changes += _cards(self.gpus)
+            around.enter_context(replaced(changes))
+            yield
+
+    @property
+    def workload(self) -> Workload | None:
+        """How many processes share the work; None for one."""
+        if self.ranks is None or self.ranks == 1:
+            return None
+        nodes = self.nodes if self.ranks % self.nodes == 0 else 1
+        return Workload(gpus=self.ranks // nodes, nodes=nodes)
+
+    def notes(self) -> Iterator[str]:
+        """Yields what was asked for and is not so."""
+        asked = (self.gpus or 1) * self.nodes
+        if self.gpus is not None and self.ranks is None and asked > 1:
+            yield f"{asked} processes were asked for, and the script made no process group: each of them trains alone."
+        elif self.gpus is not None and self.ranks not in (None, asked):
+            yield f"{asked} processes were asked for, and the script says that there are {self.ranks}."
+
+    def _environment(self, gpus: int) -> dict[str, str]:
+        ranks = str(gpus * self.nodes)
+        return {
+            **dict.fromkeys(("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "TORCHELASTIC_RESTART_COUNT"), "0"),
+            **dict.fromkeys(("WORLD_SIZE", "ROLE_WORLD_SIZE"), ranks),
+            "LOCAL_WORLD_SIZE": str(gpus), "GROUP_WORLD_SIZE": str(self.nodes), "ROLE_NAME": "default",
+            "MASTER_ADDR": "localhost", "MASTER_PORT": "29500", "TORCHELASTIC_RUN_ID": "none",
+            "TORCHELASTIC_MAX_RESTARTS": "0",
+        }  # fmt: skip
+
+    def _groups(self, recorder: Any, around: ExitStack) -> list[Change]:
+        """What makes the group of all processes: here a fake one."""
+        from snugfit.fake_device.personality import DEVICE_TYPE
+        from snugfit.fake_device.ranks import alone
+        from snugfit.private_torch import one_rank
+
+        def init(
+            backend: Any = None, init_method: Any = None, timeout: Any = None, world_size: int = -1, rank: int = -1,
+            *_: Any, **__: Any,
+        ) -> None:  # fmt: skip
+            missing = (world_size < 0 and "WORLD_SIZE" not in os.environ) or (rank < 0 and "RANK" not in os.environ)
+            if missing:
+                raise InputError(f"the script joins a group of processes. {STARTED_BY_TORCHRUN}")
+            self.ranks = world_size if world_size >= 0 else int(os.environ["WORLD_SIZE"])
+            self.rank = rank if rank >= 0 else int(os.environ["RANK"])
+            one_rank.init_alone(self.ranks, self.rank, DEVICE_TYPE)
+            around.enter_context(alone(self.gpus))
+            recorder.join_ranks()
+
+        return one_rank.groups_by(init)
+
+
+def _spawns() -> list[Change]:
+    """What runs a function in several processes: here as the first of them would."""
+    import torch.multiprocessing
+
+    def first(function: Callable[..., Any], args: Sequence[Any] = (), *_: Any, **__: Any) -> None:
+        function(0, *args)
+
+    owners = (torch.multiprocessing, sys.modules["torch.multiprocessing.spawn"])
+    return [(owner, name, first) for owner in owners for name in ("spawn", "start_processes")]
+
+
+def _processes() -> list[Change]:
+    """What starts one process after the other: the first runs here."""
+    begun: list[Any] = []
+
+    def start(process: Any) -> None:
+        begun.append(process)
+        if len(begun) == 1:
+            process.run()
+
+    base = multiprocessing.process.BaseProcess
+    return [(base, "start", start), (base, "join", lambda *_, **__: None)]
+
+
+def _cards(count: int) -> list[Change]:
+    """What says how many cards a machine has."""
+    import torch
+
+    from snugfit.fake_device.accelerator import backend
+
+    return [(owner, "device_count", lambda: count) for owner in (torch.cuda, backend)]

@@ -1,0 +1,76 @@
+"""A script that is one of several processes: the first is simulated, however they are started."""
+
+import pytest
+
+from snugfit.errors import InputError
+from snugfit.simulator.own_script import estimate_script
+
+TRAIN = """
+import os
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.nn.parallel import DistributedDataParallel
+
+WIDTH = 4096
+
+def main(rank, ranks, wrap):
+    dist.init_process_group("nccl", rank=rank, world_size=ranks)
+    some = dist.new_group([0, 1], backend="gloo")
+    torch.cuda.set_device(rank)
+    model = wrap(nn.Linear(WIDTH, WIDTH, bias=False).to(rank), device_ids=[rank])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(10):
+        model(torch.randn(8, WIDTH, device=rank)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    raise RuntimeError("a fourth step")
+
+def fully(model, device_ids):
+    return FullyShardedDataParallel(model, device_id=device_ids[0], use_orig_params=True)
+
+if __name__ == "__main__":
+"""
+SPAWNED = (
+    "    mp.spawn(main, args=(torch.cuda.device_count(), DistributedDataParallel), nprocs=torch.cuda.device_count())"
+)
+STARTED = """
+    several = [mp.Process(target=main, args=(rank, 2, fully)) for rank in range(2)]
+    for one in several:
+        one.start()
+    for one in several:
+        one.join()
+"""
+BY_TORCHRUN = '    main(int(os.environ["LOCAL_RANK"]), int(os.environ["WORLD_SIZE"]), DistributedDataParallel)'
+WEIGHTS = 4096 * 4096 * 4
+
+
+def estimated(folder, end, **given):
+    (folder / "train.py").write_text(TRAIN + end)
+    return estimate_script(str(folder / "train.py"), device="rtx-4090", **given)
+
+
+@pytest.mark.parametrize(("end", "share"), [(SPAWNED, 1), (STARTED, 1 / 2), (BY_TORCHRUN, 1)])
+def test_the_first_process(tmp_path, end, share):
+    found = estimated(tmp_path, end, gpus=2)
+    assert (found.gpus, found.ranks[0].ranks) == (2, "0")
+    assert found.anatomy_bytes["weights"] == share * WEIGHTS
+    if share == 1:  # DDP has buckets beside the gradients of the model
+        assert found.anatomy_bytes["gradients"] == 2 * WEIGHTS
+    assert found.steps == 3
+
+
+def test_one_started_alone_asks_how_many(tmp_path):
+    with pytest.raises(InputError, match="the variable LOCAL_RANK"):
+        estimated(tmp_path, BY_TORCHRUN)
+
+
+def test_processes_that_do_not_meet(tmp_path):
+    (tmp_path / "train.py").write_text(
+        "import torch\nweight = torch.nn.Parameter(torch.ones(8))\noptimizer = torch.optim.SGD([weight])\n"
+        "for _ in range(9):\n    (weight * weight).sum().backward()\n    optimizer.step()\n"
+    )
+    with pytest.warns(match="the script made no process group"):
+        assert estimate_script(str(tmp_path / "train.py"), device="cpu", gpus=2).gpus == 1
