@@ -1037,7 +1037,7 @@ import torch
 import torch.distributed as dist
 from snugfit import private_torch
 from snugfit.attributes import replaced
-from snugfit.private_torch import collectives
+from snugfit.private_torch import collectives, one_rank
 
 class NoOneAnswers(private_torch.DirectMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
