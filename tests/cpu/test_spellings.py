@@ -10,7 +10,7 @@ from snugfit.techniques.spellings import MEANINGS, SPELLINGS, meant, suggestion
 from snugfit.workload import OPTIMIZERS, STORED_OPTIMIZERS, Workload
 
 FREE = {"checkpoint": {"all", "none", "selective", "blocks:K", "every:N"}, "compile": {"inductor", "none"}}
-FREE["offload_activations"] = {"all", "none"}
+FREE["offload_activations"] = {"all", "none", "blocks:K"}
 FREE["shard"] = {"none", "gradients", "full", "hybrid:N"}
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,12 @@ from snugfit.planner.constraints import Constraints
 from snugfit.planner.places import budget_for, place_for
 from snugfit.planner.plan_result import Plan
 from snugfit.planner.planner import Planner
-from snugfit.planner.probe import Probe, Simulations
+from snugfit.planner.probe import WORKERS, Place, Probe, Simulations
 from snugfit.recipe import Recipe
 from snugfit.recording.recording import Recording
 from snugfit.report.notebook import ShownAsCard
-from snugfit.simulator.own_script import ASSUMED, fresh_workers, record_script
+from snugfit.simulator.fresh_workers import FreshWorkers, fresh_workers
+from snugfit.simulator.own_script import ASSUMED, import_all, record_script
 from snugfit.simulator.script import check_script
 from snugfit.simulator.script_lines import STYLES, Lines
 from snugfit.simulator.script_seen import ScriptRecording
@@ -32,6 +34,7 @@ from snugfit.simulator.script_text import diff, read_text
 from snugfit.simulator.subjects import Subject
 from snugfit.techniques import LOOP_FIELDS
 from snugfit.values.assumptions import AssumeArgument, Assumptions, assumptions_from
+from snugfit.workers.pool import Pool
 from snugfit.workload import Workload
 
 _OF_TORCH = ("checkpoint", "optimizer", "precision")
@@ -120,8 +123,8 @@ def plan_script(
     wanted = _without_loop(constraints or Constraints())
     assumed = assumptions_from(assume).completed(ASSUMED)
     record = functools.partial(_record, path, list(arguments), assumed)
-    pool = fresh_workers()
-    first = Simulations(_subject(script, functools.partial(record, None)), place, pool)
+    plainly = _subject(script, functools.partial(record, None))
+    first = Simulations(plainly, place, fresh_workers())
     as_it_is = first.need(Recipe())
     lines = _lines(script, as_it_is, style)
     if place.personality.is_card and not any(one.place == "device" for one in as_it_is.recorded.trace.storages):
@@ -129,29 +132,51 @@ def plan_script(
             f"{script} puts nothing on the card: as it was called it trains on the host. Give the arguments with which "
             "it trains on a card, or --device cpu."
         )
-    before, fused = first, False
-    if lines.can_fuse():
-        told = dataclasses.replace(lines, fused=True)
-        with_it = Simulations(_subject(script, functools.partial(record, told)), place, pool)
-        with_it.simulate([Recipe()])
-        if fused := _is_better(with_it.probes.get(Recipe()), as_it_is):
-            before, lines = with_it, told
-    seen = lines.seen
-    forbidden = set(LOOP_FIELDS) - {"optimizer"}
-    if seen.own_precision:
-        forbidden.add("precision")
-    if style == "torch":
-        forbidden |= set(Recipe().to_mapping()) - set(_OF_TORCH)
-    if pinned := sorted(forbidden & wanted.pins.keys()):
-        raise RecipeError([_not_pinned(name, seen.own_precision) for name in pinned], subject="plan of a script")
-    wanted = dataclasses.replace(wanted, forbidden=wanted.forbidden | forbidden)
-    subject = _subject(script, functools.partial(record, lines))
-    with Planner(subject, place, wanted, pool=pool, before=before) as planner:
-        found = planner.at(budget_bytes)
+    with _workers(plainly, as_it_is, place) as pool:
+        before, fused = first, False
+        if lines.can_fuse():
+            told = dataclasses.replace(lines, fused=True)
+            with_it = Simulations(_subject(script, functools.partial(record, told)), place, pool)
+            with_it.simulate([Recipe()])
+            if fused := _is_better(with_it.probes.get(Recipe()), as_it_is):
+                before, lines = with_it, told
+        seen = lines.seen
+        forbidden = set(LOOP_FIELDS) - {"optimizer"}
+        if seen.own_precision:
+            forbidden.add("precision")
+        if style == "torch":
+            forbidden |= set(Recipe().to_mapping()) - set(_OF_TORCH)
+        if pinned := sorted(forbidden & wanted.pins.keys()):
+            raise RecipeError([_not_pinned(name, seen.own_precision) for name in pinned], subject="plan of a script")
+        wanted = dataclasses.replace(wanted, forbidden=wanted.forbidden | forbidden)
+        subject = _subject(script, functools.partial(record, lines))
+        with Planner(subject, place, wanted, pool=pool, before=before) as planner:
+            found = planner.at(budget_bytes)
     reasons = {**found.reasons, **dict(_reasons(lines, style, fused=fused, asked=constraints))}
     budgets = dataclasses.replace(found.budgets, may_change=False)
     found = dataclasses.replace(found, reasons=reasons, fallbacks=(), rivals=(), budgets=budgets)
     return _with_lines(found, script, arguments, lines, as_it_is)
+
+
+@contextmanager
+def _workers(plainly: Subject, as_it_is: Probe, place: Place) -> Iterator[Pool]:
+    """Workers that have imported the script's libraries, if it does the same with them; else those of all scripts."""
+    recorded = as_it_is.recorded
+    assert isinstance(recorded, ScriptRecording)
+    if not recorded.seen.libraries:
+        yield fresh_workers()
+        return
+    with closing(FreshWorkers(WORKERS)) as workers:
+        workers.libraries = recorded.seen.libraries, functools.partial(import_all, place.personality)
+        again = Simulations(plainly, place, workers)
+        again.simulate([Recipe()])
+        found = again.probes.get(Recipe())
+        again.close()
+        yield workers if found is not None and _is_same(found, as_it_is) else fresh_workers()
+
+
+def _is_same(one: Probe, other: Probe) -> bool:
+    return all(getattr(one, name) == getattr(other, name) for name in ("need_bytes", "total_bytes", "seconds"))
 
 
 def _record(

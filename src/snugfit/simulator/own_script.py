@@ -9,27 +9,27 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import importlib
 import os
 import sys
 import types
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from snugfit.attributes import Change, replaced
-from snugfit.errors import InputError, SnugfitError, in_words
+from snugfit.errors import CannotSimulateError, InputError, SnugfitError, in_words
 from snugfit.fake_device.personality import Personality
 from snugfit.simulator.estimate import DeviceArgument, cards_of, estimated
+from snugfit.simulator.fresh_workers import fresh_workers, imported_since
 from snugfit.simulator.launched import STARTED_BY_TORCHRUN, VARIABLES, Launch
 from snugfit.simulator.prediction import Estimate
 from snugfit.simulator.script import EnoughSeen, as_main, check_script, exit_code, print_error
 from snugfit.simulator.script_seen import Observer, ScriptRecording
 from snugfit.values.assumptions import AssumeArgument, Assumptions, assumptions_from
 from snugfit.workers.failures import line_of
-from snugfit.workers.forked import FORKS, forked
-from snugfit.workers.pool import Pool
 from snugfit.workload import CUSTOM_OPTIMIZER, Workload
 
 if TYPE_CHECKING:
@@ -52,29 +52,20 @@ ASSUMED = {"integer": 1, "branch": False}
 """What is taken where a script reads what its metrics and its early stopping are made of; the estimate names it."""
 
 
-class FreshWorkers(Pool):
-    """A pool that runs every request in a process of its own, since scripts change the one they run in."""
+def import_all(personality: Personality, names: Sequence[str]) -> None:
+    """Imports modules as a script on the fake device would; `CannotSimulateError` where one fails. Runs in a worker."""
 
-    def call(self, *request: Any, **settings: Any) -> Any:
-        """Runs a function in a copy of a worker, or in a new one; as `Pool.call`."""
-        if FORKS:
-            return super().call(_in_copy, *request, **settings)
-        with closing(Pool()) as pool:
-            return pool.call(*request, **settings)
+    def run(_: Any) -> None:
+        for name in names:
+            importlib.import_module(name)
 
-
-@functools.cache
-def fresh_workers() -> FreshWorkers:
-    """Returns the pool of this process for scripts, with two workers."""
-    return FreshWorkers(2)
-
-
-def _in_copy(*request: Any, **settings: Any) -> Any:
-    """Runs a function in a copy of this worker, which has loaded what any script needs."""
-    import snugfit.recorder.script_recorder
-    import snugfit.simulator.session  # noqa: F401
-
-    return forked(*request, **settings)
+    try:
+        with _silence():
+            record_watched(WatchedScript(), run, Assumptions(), personality)
+    except Exception as error:  # half of a library may be there now, so that nothing can be run here
+        raise CannotSimulateError(
+            f"the script's libraries are not imported apart from it: {in_words(error)}."
+        ) from error
 
 
 def estimate_script(
@@ -118,7 +109,7 @@ def record_script(
     """
     from snugfit.fake_device.says_cuda import other_text
 
-    watched = WatchedScript(path, changed, for_plan=for_plan)
+    watched, before = WatchedScript(path, changed, for_plan=for_plan), set(sys.modules)
     launch = Launch(gpus, nodes)
     watched.observer.put_on = put_on
 
@@ -132,7 +123,8 @@ def record_script(
         around.enter_context(replaced(watched.changes()))
         recording = record_watched(watched, run, assume, personality)
     known = {field.name: getattr(recording, field.name) for field in dataclasses.fields(recording)}
-    found = ScriptRecording(**known, seen=watched.observer.seen)
+    seen = dataclasses.replace(watched.observer.seen, libraries=imported_since(before))
+    found = ScriptRecording(**known, seen=seen)
     if (workload := launch.workload) is not None:
         found = dataclasses.replace(found, workload=workload, alike_ranks=((launch.rank,),))
     if for_plan:

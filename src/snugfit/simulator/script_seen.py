@@ -73,6 +73,8 @@ class ScriptSeen:
     """Optimizers."""
     own_precision: str = ""
     """What the script does about number formats itself; empty: nothing."""
+    libraries: tuple[str, ...] = ()
+    """Modules of installed libraries that the run imported."""
 
     @property
     def blocks(self) -> tuple[str, ...]:

@@ -5,7 +5,8 @@ import textwrap
 import pytest
 
 from snugfit.fake_device.personality import Personality
-from snugfit.simulator.own_script import ASSUMED, fresh_workers, record_script
+from snugfit.simulator.fresh_workers import fresh_workers
+from snugfit.simulator.own_script import ASSUMED, record_script
 from snugfit.values.assumptions import assumptions_from
 
 START = """
