@@ -18,7 +18,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks import results_file
+from benchmarks.results_file import made_by_name
 from benchmarks.scripts import SCRIPTS, Script, estimated_on_cpu, really
 
 SHARES = {"nanoGPT": 0.9, "mnist": 0.95, "unet": 0.8, "timm": 0.9, "minGPT": 0.8}
@@ -71,17 +71,14 @@ def main() -> None:
     parser.add_argument("--sources", type=Path, required=True)
     parser.add_argument("--only", nargs="*", choices=SHARES, default=list(SHARES))
     args = parser.parse_args()
-    file = results_file.RESULTS / "pasted_plans.json"
-    rows: dict[str, Any] = json.loads(file.read_text())["rows"] if file.exists() else {}
-    for name in args.only:
+
+    def make(name: str) -> dict[str, Any]:
         script = SCRIPTS[name]
-        rows[name] = {
-            "repository": script.repository,
-            "script": script.path,
-            **row(script, SHARES[name], args.sources.resolve()),
-        }
-        print(name, json.dumps({key: value for key, value in rows[name].items() if key != "diff"}), flush=True)
-        results_file.write("pasted_plans", {"rows": {key: rows[key] for key in SHARES if key in rows}})
+        made = row(script, SHARES[name], args.sources.resolve())
+        return {"repository": script.repository, "script": script.path, **made}
+
+    for name, made in made_by_name("pasted_plans", args.only, SHARES, make):
+        print(name, json.dumps({key: value for key, value in made.items() if key != "diff"}), flush=True)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import platform
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,28 @@ def write(name: str, results: dict[str, Any]) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"machine": machine(), **results}, indent=1) + "\n", encoding="utf-8")
     return path
+
+
+def made_by_name(
+    name: str, wanted: Iterable[str], order: Iterable[str], make: Callable[[str], dict[str, Any]]
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Makes rows that have names, each written in the place of the one before it as soon as it is there.
+
+    Args:
+        name: Name of the benchmark.
+        wanted: Names of the rows to make.
+        order: Names of all rows, in which they are written; others are left out.
+        make: Makes a row of a name.
+
+    Yields:
+        Name and row.
+    """
+    path, listed = RESULTS / f"{name}.json", list(order)
+    rows: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))["rows"] if path.exists() else {}
+    for one in wanted:
+        rows[one] = make(one)
+        write(name, {"rows": {key: rows[key] for key in listed if key in rows}})
+        yield one, rows[one]
 
 
 def processor() -> str:

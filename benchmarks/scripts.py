@@ -20,7 +20,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks import results_file, script_data
+from benchmarks import script_data
+from benchmarks.results_file import made_by_name
 
 CARD = "rtx-4090"
 _HERE = Path(__file__).parents[1]
@@ -240,16 +241,9 @@ def main() -> None:
     parser.add_argument("--sources", type=Path, required=True)
     parser.add_argument("--only", nargs="*", choices=SCRIPTS, default=list(SCRIPTS))
     args = parser.parse_args()
-    file = results_file.RESULTS / "scripts.json"
-    rows: dict[str, Any] = json.loads(file.read_text())["rows"] if file.exists() else {}
-    for name in args.only:
-        rows[name] = row(SCRIPTS[name], args.sources.resolve())
-        print(
-            name,
-            json.dumps({key: rows[name][key] for key in ("predicted_bytes", "measured_bytes", "card_bytes", "said")}),
-            flush=True,
-        )
-        results_file.write("scripts", {"rows": {key: rows[key] for key in SCRIPTS if key in rows}})
+    sources, told = args.sources.resolve(), ("predicted_bytes", "measured_bytes", "card_bytes", "said")
+    for name, made in made_by_name("scripts", args.only, SCRIPTS, lambda name: row(SCRIPTS[name], sources)):
+        print(name, json.dumps({key: made[key] for key in told}), flush=True)
 
 
 if __name__ == "__main__":

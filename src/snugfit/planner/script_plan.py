@@ -132,23 +132,23 @@ def plan_script(
             f"{script} puts nothing on the card: as it was called it trains on the host. Give the arguments with which "
             "it trains on a card, or --device cpu."
         )
-    with _workers(plainly, as_it_is, place) as pool:
-        before, fused = first, False
+    seen = lines.seen
+    forbidden = set(LOOP_FIELDS) - {"optimizer"}
+    if seen.own_precision:
+        forbidden.add("precision")
+    if style == "torch":
+        forbidden |= set(Recipe().to_mapping()) - set(_OF_TORCH)
+    if pinned := sorted(forbidden & wanted.pins.keys()):
+        raise RecipeError([_not_pinned(name, seen.own_precision) for name in pinned], subject="plan of a script")
+    wanted = dataclasses.replace(wanted, forbidden=wanted.forbidden | forbidden)
+    before, fused = first, False
+    with _workers(plainly, as_it_is, place, seen.libraries) as pool:
         if lines.can_fuse():
             told = dataclasses.replace(lines, fused=True)
             with_it = Simulations(_subject(script, functools.partial(record, told)), place, pool)
             with_it.simulate([Recipe()])
             if fused := _is_better(with_it.probes.get(Recipe()), as_it_is):
                 before, lines = with_it, told
-        seen = lines.seen
-        forbidden = set(LOOP_FIELDS) - {"optimizer"}
-        if seen.own_precision:
-            forbidden.add("precision")
-        if style == "torch":
-            forbidden |= set(Recipe().to_mapping()) - set(_OF_TORCH)
-        if pinned := sorted(forbidden & wanted.pins.keys()):
-            raise RecipeError([_not_pinned(name, seen.own_precision) for name in pinned], subject="plan of a script")
-        wanted = dataclasses.replace(wanted, forbidden=wanted.forbidden | forbidden)
         subject = _subject(script, functools.partial(record, lines))
         with Planner(subject, place, wanted, pool=pool, before=before) as planner:
             found = planner.at(budget_bytes)
@@ -159,15 +159,13 @@ def plan_script(
 
 
 @contextmanager
-def _workers(plainly: Subject, as_it_is: Probe, place: Place) -> Iterator[Pool]:
+def _workers(plainly: Subject, as_it_is: Probe, place: Place, libraries: Sequence[str]) -> Iterator[Pool]:
     """Workers that have imported the script's libraries, if it does the same with them; else those of all scripts."""
-    recorded = as_it_is.recorded
-    assert isinstance(recorded, ScriptRecording)
-    if not recorded.seen.libraries:
+    if not libraries:
         yield fresh_workers()
         return
     with closing(FreshWorkers(WORKERS)) as workers:
-        workers.libraries = recorded.seen.libraries, functools.partial(import_all, place.personality)
+        workers.libraries = libraries, functools.partial(import_all, place.personality)
         again = Simulations(plainly, place, workers)
         again.simulate([Recipe()])
         found = again.probes.get(Recipe())

@@ -60,7 +60,7 @@ def record(
             else:
                 answers += pool_on_host(recorder.host_pool)
             around.enter_context(replaced(answers))
-            around.enter_context(_libraries_told(recorder, personality.kind, around))
+            around.enter_context(_libraries_told(recorder, personality.kind))
             run(recorder)
             trace = recorder.build()
     finally:
@@ -76,7 +76,7 @@ def record(
 
 
 @contextmanager
-def _libraries_told(recorder: Recorder, kind: str, around: ExitStack) -> Iterator[None]:
+def _libraries_told(recorder: Recorder, kind: str) -> Iterator[None]:
     """Context in which loaded libraries are told what they cannot see, those too that a script imports within it.
 
     What is new is looked for when a module is entered: a model that needs the answers is built by then.
@@ -98,14 +98,12 @@ def _libraries_told(recorder: Recorder, kind: str, around: ExitStack) -> Iterato
         ]
         new = [(owner, name, value) for owner, name, value in changes if (id(owner), name) not in told_of]
         told_of.update((id(owner), name) for owner, name, _ in new)
-        around.enter_context(replaced(new))
+        replacements.enter_context(replaced(new))
 
-    look()
-    hook = register_module_forward_pre_hook(look)
-    try:
+    with ExitStack() as replacements:
+        look()
+        replacements.callback(register_module_forward_pre_hook(look).remove)
         yield
-    finally:
-        hook.remove()
 
 
 def kept_for_streams(answered: Callable[[str], None]) -> list[Change]:

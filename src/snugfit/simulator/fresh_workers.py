@@ -45,10 +45,10 @@ def _in_copy(libraries: Libraries | None, *request: Any, **settings: Any) -> Any
     import snugfit.recorder.script_recorder
     import snugfit.simulator.session  # noqa: F401
 
-    names, import_all = libraries or ((), None)
-    missing = [name for name in names if name not in sys.modules]
-    if missing and import_all is not None:
-        import_all(missing)
+    if libraries is not None:
+        names, import_all = libraries
+        if missing := [name for name in names if name not in sys.modules]:
+            import_all(missing)
     return forked(*request, **settings)
 
 

@@ -123,12 +123,12 @@ def record_script(
         around.enter_context(replaced(watched.changes()))
         recording = record_watched(watched, run, assume, personality)
     known = {field.name: getattr(recording, field.name) for field in dataclasses.fields(recording)}
-    seen = dataclasses.replace(watched.observer.seen, libraries=imported_since(before))
-    found = ScriptRecording(**known, seen=seen)
+    found = ScriptRecording(**known, seen=watched.observer.seen)
     if (workload := launch.workload) is not None:
         found = dataclasses.replace(found, workload=workload, alike_ranks=((launch.rank,),))
     if for_plan:
-        found = dataclasses.replace(found, block_names=found.seen.blocks, workload=watched.workload)
+        seen = dataclasses.replace(found.seen, libraries=imported_since(before))
+        found = dataclasses.replace(found, seen=seen, block_names=seen.blocks, workload=watched.workload)
     notes = list(launch.notes())
     if personality.is_card and not any(row.place == "device" for row in recording.trace.storages):
         notes.append(f"{path} puts nothing on the card: as it was called it trains on the host, which has all of it.")
