@@ -85,6 +85,21 @@ def copies() -> list[Change]:
     return [(torch.Tensor, "__deepcopy__", copied)]
 
 
+def weights() -> list[Change]:
+    """Returns the replacement that makes weights of what files and arrays hold fake, as all other weights are.
+
+    With values a model on cpu would compute for real, and its weights, mapped from a file, would count nothing.
+    """
+    original = torch.nn.Parameter.__new__
+
+    def made(cls: type, data: Any = None, requires_grad: bool = True) -> Any:
+        if type(data) is torch.Tensor and data.device.type == "cpu" and data.is_floating_point():
+            data = torch.empty(data.shape, dtype=data.dtype)
+        return original(cls, data, requires_grad)
+
+    return [(torch.nn.Parameter, "__new__", made)]
+
+
 @dataclasses.dataclass(frozen=True, order=True, slots=True)
 class Address:
     """Where a fake tensor would lie, to be compared by what looks for shared weights; no number that a kernel could read."""

@@ -148,7 +148,7 @@ def record_watched(
     """
     from snugfit.fake_device.says_cuda import code_says_cuda
     from snugfit.recorder.record import record
-    from snugfit.recorder.script_recorder import ScriptRecorder, addresses, copies
+    from snugfit.recorder.script_recorder import ScriptRecorder, addresses, copies, weights
     from snugfit.simulator.harmless import harmless
     from snugfit.simulator.session import without_logs
 
@@ -156,7 +156,7 @@ def record_watched(
     with ExitStack() as around:
         watched.begin(around)
         around.enter_context(harmless())
-        around.enter_context(replaced([*copies(), *addresses()]))
+        around.enter_context(replaced([*copies(), *addresses(), *weights()]))
         around.enter_context(code_says_cuda() if personality.is_card else replaced(_no_accelerator()))
         recording = record(run, personality, captured, assume, kind=ScriptRecorder)
     return dataclasses.replace(

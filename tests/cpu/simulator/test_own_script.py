@@ -7,7 +7,9 @@ import textwrap
 from pathlib import Path
 
 import pytest
+import torch
 from command_line import run_command
+from safetensors.torch import save_file
 
 from snugfit.cli import main
 from snugfit.simulator.harmless import harmless
@@ -102,6 +104,22 @@ optimizer = torch.optim.AdamW(model.parameters())
     assert estimate is not None, err
     one = 4 * 32 * 32 + 4 * 32 + 2 * 32 * 64 + 64 + 32 + 4 * 32
     assert estimate["parameters"] == 6 * one + 32 * 4 + 4
+
+
+def test_weights_of_files_count_as_those_of_layers(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    save_file({"weight": torch.zeros(4096, 32)}, "weights.safetensors")
+    mapped = """
+from safetensors.torch import load_file
+model[0].weight = nn.Parameter(load_file("weights.safetensors")["weight"])
+model[2].weight = nn.Parameter(torch.from_numpy(__import__("numpy").zeros((4, width), "float32")))
+optimizer = torch.optim.AdamW(model.parameters())
+"""
+    made, read = (
+        estimated(capsys, written(tmp_path, TRAINS + more + LOOP), "--width", "4096", device="cpu")[1]
+        for more in ("", mapped)
+    )
+    assert read["anatomy_bytes"] == made["anatomy_bytes"]
 
 
 def test_the_evaluation_behind_an_epoch_is_seen(tmp_path, capsys):
