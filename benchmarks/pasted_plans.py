@@ -28,8 +28,7 @@ SHARES = {"nanoGPT": 0.9, "mnist": 0.95, "unet": 0.8, "timm": 0.9, "minGPT": 0.8
 def row(script: Script, share: float, sources: Path) -> dict[str, Any]:
     """Plans a script within a share of its memory, and trains it with and without the plan's lines."""
     project = sources / script.repository.replace("/", "+")
-    if script.data is not None:
-        script.data((project / script.path).parent)
+    script.make_data(project)
     as_it_is, said = estimated_on_cpu(script, project)
     if as_it_is is None:
         return {"said": said}

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import fcntl
 import json
 import os
 import subprocess
@@ -25,6 +26,7 @@ from benchmarks.results_file import made_by_name
 
 CARD = "rtx-4090"
 _HERE = Path(__file__).parents[1]
+REAL_SCRIPT = _HERE / "benchmarks" / "real_script.py"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,6 +58,17 @@ class Script:
         """Returns the folder in which it runs, and its name from there."""
         path = project / self.path
         return (project, self.path) if self.from_root else (path.parent, path.name)
+
+    def make_data(self, project: Path) -> None:
+        """Makes its data once, also where several processes ask: some scripts share theirs."""
+        if self.data is None:
+            return
+        done = project.parent / f".{self.data.__name__}-{project.name}-{Path(self.path).parent.name}"
+        with (project.parent / ".making").open("w") as making:
+            fcntl.flock(making, fcntl.LOCK_EX)
+            if not done.exists():
+                self.data((project / self.path).parent)
+                done.touch()
 
 
 _FSDP = {
@@ -154,20 +167,14 @@ def row(script: Script, sources: Path) -> dict[str, Any]:
     """Estimates a script and takes it through the same steps for real."""
     project = sources / script.repository.replace("/", "+")
     path = project / script.path
-    if script.data is not None:
-        script.data(path.parent)
+    script.make_data(project)
     before = _listed(path.parent)
     started = time.perf_counter()
     predicted, said, measured = None, "", None
     if not script.needs_card:
         predicted, said = estimated_on_cpu(script, project)
     seconds = time.perf_counter() - started
-    card, said_on_card = _run(
-        script,
-        project,
-        ["estimate", "--device", CARD, "--json", *_gpus(script), script.place(project)[1]],
-        script.on_card,
-    )
+    card, said_on_card = on_device(script, project, CARD)
     if not script.needs_card:
         measured, _ = really(script, project)
     return {
@@ -194,9 +201,15 @@ def estimated_on_cpu(
     return _run(script, project, words, script.on_cpu)
 
 
+def on_device(script: Script, project: Path, card: str) -> tuple[dict[str, Any] | None, str]:
+    """The estimate of a script for a card of the table, or the line that it ends with."""
+    words = ["estimate", "--device", card, "--json", *_gpus(script), script.place(project)[1]]
+    return _run(script, project, words, script.on_card)
+
+
 def really(script: Script, project: Path, *options: str) -> tuple[dict[str, Any] | None, str]:
     """The profile of a script that takes its steps for real, or the line that it ends with."""
-    real = ["--steps", "1000", str(_HERE / "benchmarks" / "real_script.py"), *options, script.place(project)[1]]
+    real = ["--steps", "1000", str(REAL_SCRIPT), *options, script.place(project)[1]]
     return _run(script, project, ["profile", "--json", "--no-advice", *real], script.on_cpu, ranks=script.gpus or 1)
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.gpu.configurations import Configuration, line
 from benchmarks.gpu.part import Case, Part, Place, percent
+from benchmarks.gpu.turn import take_turn
 
 if TYPE_CHECKING:
     import torch
@@ -112,6 +113,7 @@ def _steps(configuration: Configuration, place: Place) -> dict[str, Any]:
     for _ in range(_PASSES[place.kind]):
         with calibrated(place):
             predicted = _predicted(runs, place)
+        take_turn()
         seconds: list[list[float]] = [[] for _ in runs]
         for _ in range(_ROUNDS[place.kind]):
             for run, times in zip(runs, seconds, strict=True):
@@ -125,11 +127,32 @@ def _steps(configuration: Configuration, place: Place) -> dict[str, Any]:
     with torch.device("meta"):
         blocks = len(find_blocks(plain.build()))
     found: dict[str, Any] = {name: _median([one[name] for one in passes]) for name in passes[0]}
-    found |= {"passes": passes, "blocks": blocks}
+    return _with_blocks({**found, "passes": passes, "blocks": blocks})
+
+
+def _with_blocks(found: dict[str, Any]) -> dict[str, Any]:
+    """Adds the seconds of a recomputed block, measured and predicted."""
     for before in ("", "predicted_"):
         kept, again = found[f"{before}step_seconds"], found[f"{before}checkpointed_step_seconds"]
-        found[f"{before}block_seconds"] = None if kept is None or again is None else (again - kept) / blocks
+        found[f"{before}block_seconds"] = None if kept is None or again is None else (again - kept) / found["blocks"]
     return found
+
+
+def predicted_again(name: str, measured: dict[str, Any], place: Place) -> dict[str, Any]:
+    """Returns what was measured of a card's steps with predictions made anew; constants as they are.
+
+    Args:
+        name: The case.
+        measured: From `measure`.
+        place: The card.
+    """
+    if not name.startswith(_STEP) or place.kind == "cpu":
+        return measured
+    plain = next(one for one in STEPS if _STEP + one.name == name).run(place.kind)
+    runs = (plain, dataclasses.replace(plain, recipe=plain.recipe.replace(checkpoint="all")))
+    names = ("predicted_step_seconds", "predicted_checkpointed_step_seconds")
+    new = dict(zip(names, _predicted(runs, place), strict=True))
+    return _with_blocks({**measured, **new, "passes": [{**one, **new} for one in measured["passes"]]})
 
 
 def _median(values: Sequence[float | None]) -> float | None:

@@ -18,6 +18,7 @@ import os
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -29,13 +30,41 @@ from benchmarks.gpu.harness import PLACE_FILE, place_document
 from benchmarks.gpu.one_row import outcome_of
 from benchmarks.gpu.part import Case, Part, Place
 from benchmarks.gpu.rows import RowFile, stamp, without_paths
+from benchmarks.gpu.turn import TURN
 from benchmarks.results_file import RESULTS
 
 PACKAGES = ("torch", "torchvision", "timm", "transformers", "snugfit.runs.train", "snugfit.training.step")
 """Imported before the first fork; none of them may start CUDA, which a fork cannot use then."""
 FREE_GIB = 30
 """Memory of the card that must be free before another row begins."""
-ROW_SECONDS = 120
+MANY = 1 << 20
+"""Draws in the table that large tensors are filled from."""
+
+
+def _draw_quickly() -> None:
+    """Fills large tensors of the host from a table of draws: one processor takes two minutes for a billion of them."""
+    import torch
+
+    def quick(slow: Callable[..., torch.Tensor], names: tuple[str, str]) -> Callable[..., torch.Tensor]:
+        # A generator of its own: whether a table is there must not change what is drawn elsewhere.
+        draws = slow(torch.empty(MANY), 0.0, 1.0, generator=torch.Generator().manual_seed(0))
+
+        def draw(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+            if self.device.type != "cpu" or self.numel() < 2 * MANY or not self.is_contiguous():
+                return slow(self, *args, **kwargs)
+            given = {**dict(zip(names, args, strict=False)), **kwargs}
+            first, second = given.get(names[0], 0.0), given.get(names[1], 1.0)
+            table = draws * (second - first if "to" in names else second) + first
+            flat = self.detach().view(-1)
+            whole = flat.numel() // MANY * MANY
+            flat[:whole].view(-1, MANY).copy_(table)
+            flat[whole:].copy_(table[: flat.numel() - whole])
+            return self
+
+        return draw
+
+    torch.Tensor.normal_ = quick(torch.Tensor.normal_, ("mean", "std"))  # type: ignore[method-assign]
+    torch.Tensor.uniform_ = quick(torch.Tensor.uniform_, ("from", "to"))  # type: ignore[method-assign]
 
 
 def _measured(part: Part, name: str, place: Place) -> dict[str, Any]:
@@ -55,6 +84,10 @@ def _measured(part: Part, name: str, place: Place) -> dict[str, Any]:
 
 
 def _child(part: Part, name: str, place: Place, answer: Connection) -> None:
+    import torch
+
+    torch.set_num_threads(2)
+    _draw_quickly()
     try:
         found = _measured(part, name, place)
     except BaseException as error:
@@ -68,7 +101,8 @@ class Row:
     """A row that is being measured in a fork."""
 
     def __init__(self, part: Part, file: RowFile, case: Case, place: Place) -> None:
-        self.case, self.file = case, file
+        self.case, self.file, self.limit_seconds = case, file, part.limit_seconds
+        self.timed = part.timed
         context = multiprocessing.get_context("fork")
         self.answer, theirs = context.Pipe(duplex=False)
         self._child = context.Process(target=_child, args=(part, case.name, place, theirs))
@@ -88,7 +122,7 @@ class Row:
             found = {"error": "the process ended without an answer"}
         self._child.kill()
         self._child.join()
-        if "measured" in found and not alone and found["measured"].get("step_seconds"):
+        if "measured" in found and not (alone or self.timed) and found["measured"].get("step_seconds"):
             found["measured"]["step_seconds"] = None  # others ran beside it
         if "error" in found:
             found["error"] = without_paths(found["error"])
@@ -133,13 +167,14 @@ def main() -> int:
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # asking whether there is a card starts CUDA otherwise
     for package in PACKAGES:
         importlib.import_module(package)
+    os.environ[TURN] = str(folder / ".turn")
     running: list[Row] = []
     while running or (waiting and time.monotonic() < end):
         if waiting and len(running) < args.jobs and time.monotonic() < end and _free_gib(place) >= FREE_GIB:
             running.append(Row(*waiting.pop(0), place))
         ready = wait([row.answer for row in running], timeout=0.3)
         for row in list(running):
-            if row.answer in ready or row.seconds > ROW_SECONDS:
+            if row.answer in ready or row.seconds > row.limit_seconds:
                 running.remove(row)
                 found = row.end(alone=args.jobs == 1)
                 said = found.get("error") or found.get("left_out") or "measured"

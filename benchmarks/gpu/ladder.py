@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.gpu.part import Case, Part, Place, percent
 from benchmarks.gpu.subjects import image_loss
+from benchmarks.gpu.turn import take_turn
 from snugfit.ladder import Ladder, build_ladder
 from snugfit.units import format_bytes
 from snugfit.workload import Workload
@@ -135,6 +136,7 @@ def measure(name: str, place: Place) -> dict[str, Any]:
     """
     from benchmarks.gpu import training_run
 
+    take_turn()
     if name.startswith(_OURS):
         run = _ours(name, place)
         found, samples = training_run.measure(run, place), run.arguments["batch_size"]

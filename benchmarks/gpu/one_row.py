@@ -15,9 +15,10 @@ import time
 import traceback
 import warnings
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from benchmarks.gpu.part import Part, Place
+from benchmarks.gpu.turn import take
 
 
 def main() -> None:
@@ -67,7 +68,7 @@ def outcome_of(part: Part, name: str, place: Place, lock: Path | None = None) ->
         for package in case.packages:
             importlib.import_module(package)
         if lock is not None:
-            _take(lock)
+            take(lock)
         found = {"measured": part.measure(name, place), "cpu_seconds": round(time.process_time(), 1)}
         return {**found, "threads": torch.get_num_threads()} if place.kind == "cpu" else found
     except ImportError as error:
@@ -77,18 +78,6 @@ def outcome_of(part: Part, name: str, place: Place, lock: Path | None = None) ->
     except Exception as error:
         traceback.print_exc(file=sys.stderr)
         return {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"}
-
-
-def _take(lock: Path) -> None:
-    import fcntl
-
-    file = lock.open("w")
-    fcntl.flock(file, fcntl.LOCK_EX)
-    _held.append(file)
-
-
-_held: list[TextIO] = []
-"""Locks of this process, held until it ends."""
 
 
 if __name__ == "__main__":

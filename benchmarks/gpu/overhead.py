@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.gpu.part import Case, Part, Place
+from benchmarks.gpu.turn import take_turn
 from snugfit.units import format_bytes
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ def measure(name: str, place: Place) -> dict[str, Any]:
 
     from benchmarks import step_overhead
 
+    take_turn()
     device = torch.device(place.kind)
     if name.startswith(_HAND):
         case, _, size = name.removeprefix(_HAND).removesuffix(" model").rpartition(", ")

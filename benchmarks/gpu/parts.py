@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
-from benchmarks.gpu import accuracy, clock, faults, ladder, overhead, plans, traces
+from benchmarks.gpu import accuracy, clock, faults, ladder, overhead, plans, scripts, traces
 
 PARTS = {
     part.name: part
-    for part in (accuracy.PART, traces.PART, ladder.PART, clock.PART, faults.PART, plans.PART, overhead.PART)
+    for part in (
+        scripts.PART,
+        accuracy.PART,
+        traces.PART,
+        ladder.PART,
+        clock.PART,
+        faults.PART,
+        plans.PART,
+        overhead.PART,
+    )
 }

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.gpu.configurations import Configuration, line
 from benchmarks.gpu.part import Case, Part, Place
+from benchmarks.gpu.turn import take_turn
 
 if TYPE_CHECKING:
     from benchmarks.gpu.training_run import TrainingRun
@@ -150,6 +151,7 @@ def _planned_and_timed(name: str, place: Place) -> dict[str, Any]:
         candidates = _that_fit(configuration, recipes, place, pool, budget - plan.margin_bytes, plan.recipe)
     finally:
         pool.close()
+    take_turn()
     check_prepared(
         lambda: built(run, torch.device(place.kind)),
         plan,

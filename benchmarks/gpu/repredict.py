@@ -2,8 +2,8 @@
 
     python -m benchmarks.gpu.repredict nvidia-h200-torch2.11.0 [--match TEXT]
 
-The measured part of each row stays; its `predicted` is replaced, with torch's version beside it, since another torch than
-that of the measurement may choose other kernels.
+The measured part of each row stays; its `predicted` (of the clock's rows, the predicted seconds in it) is replaced, with
+torch's version beside it, since another torch than that of the measurement may choose other kernels.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.gpu import clock
 from benchmarks.gpu.harness import PLACE_FILE, Say
 from benchmarks.gpu.part import Part, Place
 from benchmarks.gpu.parts import PARTS
@@ -40,7 +41,7 @@ def repredict(folder: Path, part: Part, pool: Pool, match: str = "", say: Say = 
 
     Args:
         folder: A folder of results.
-        part: The part; one that predicts in the harness.
+        part: The part.
         pool: Workers.
         match: Text that a row's name must contain.
         say: Gets a line for each row.
@@ -48,7 +49,6 @@ def repredict(folder: Path, part: Part, pool: Pool, match: str = "", say: Say = 
     Returns:
         How many rows were predicted.
     """
-    assert part.predict is not None
     place = read_place(folder)
     file = RowFile(folder / f"{part.name}.jsonl")
     cases = {case.name: case for case in part.cases(place)}
@@ -58,7 +58,10 @@ def repredict(folder: Path, part: Part, pool: Pool, match: str = "", say: Say = 
             continue
         new: dict[str, Any] = {key: value for key, value in row.items() if key not in ("predicted", "error")}
         try:
-            new["predicted"] = part.predict(name, place, pool)
+            if part.predict is None:
+                new["measured"] = clock.predicted_again(name, row["measured"], place)
+            else:
+                new["predicted"] = part.predict(name, place, pool)
         except SnugfitError as error:
             new["error"] = f"prediction: {without_paths(str(error))}"
         new["predicted_with_torch"] = dict(versions())["torch"]
@@ -79,7 +82,7 @@ def main() -> None:
     pool = Pool()
     try:
         for part in PARTS.values():
-            if part.predict is not None:
+            if part.predict is not None or part is clock.PART:
                 repredict(RESULTS / args.folder, part, pool, args.match)
     finally:
         pool.close()

@@ -22,6 +22,7 @@ from benchmarks.report.overhead import overhead
 from benchmarks.report.plans import plans
 from benchmarks.report.published import guides, published
 from benchmarks.report.ranks import ranks_section
+from benchmarks.report.scripts import scripts
 from benchmarks.report.tables import Row
 from benchmarks.results_file import RESULTS
 
@@ -39,6 +40,7 @@ _SECTIONS: dict[str, Callable[[Sequence[Row], str], str]] = {
     "plans": plans,
     "overhead": overhead,
     "faults": faults,
+    "scripts": scripts,
 }
 
 

@@ -19,10 +19,12 @@ from snugfit.profiler.advice import Advice, SeenModel, advise
 from snugfit.profiler.recorder import ProfileRecorder
 from snugfit.recording.allocator import AllocatorConfig
 from snugfit.recording.anatomy import Anatomy, anatomy
+from snugfit.recording.generations import cublas_workspace_bytes
 from snugfit.recording.replay import replay
 from snugfit.recording.tensor_bytes import TensorBytes
 from snugfit.recording.trace import WORKSPACE, Trace
 from snugfit.simulator.script import EnoughSeen, check_script, run_script
+from snugfit.units import format_bytes
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -148,6 +150,12 @@ def _notes(recorder: ProfileRecorder, code: int, wanted: int, explained_bytes: i
         notes.append(
             f"{recorder.steps_seen or 'None'} of {wanted} optimizer steps were seen"
             + ("." if recorder.steps_seen else ": there was none in this process's main thread.")
+        )
+    if recorder.device_index is not None:
+        size = format_bytes(cublas_workspace_bytes(torch.cuda.get_device_capability(recorder.device_index)))
+        notes.append(
+            "Backward is watched in the script's own thread. Unwatched it has a thread of its own, for which cuBLAS keeps "
+            f"one more workspace of {size}."
         )
     if recorder.truth.lost_marks:
         notes.append(f"What {recorder.truth.lost_marks} operators took inside them could not be told apart.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -33,6 +34,7 @@ class Notes:
         self._waits: dict[int, list[int]] = {}
         self._streams_of_groups: dict[str, int] = {}
         self._library_workspaces: set[tuple[bool, int]] = set()
+        self._hooks = 0
 
     def storage(self, tensor: torch.Tensor, module: str, operator: str = "") -> None:
         """Takes down a tensor's storage, unless it is known; without an operator, one that none made."""
@@ -63,8 +65,9 @@ class Notes:
         run = OperatorRun(
             operator=name, module=module, phase=phase, device=plan.device, stream=stream, after=self._waited_for(),
             blocking=plan.blocking, at=len(self._builder), seconds=plan.seconds,
-            line=fake_failure.place_outside() if plan.blocking else "", **cost._asdict(),
+            line=fake_failure.place_outside() if plan.blocking else "", hooks=self._hooks, **cost._asdict(),
         )  # fmt: skip
+        self._hooks = 0
         self._last_run[stream] = self._builder.run(run)
 
     def collective(self, func: Any, args: Sequence[Any], module: str) -> tuple[Callable[[], None], bool]:
@@ -94,6 +97,16 @@ class Notes:
             size, operator=operator, module=module, phase=phase, stream=self.stream, by_generation=by_generation
         )
         self._ledger.peak_bytes = max(self._ledger.peak_bytes, self._ledger.allocated_bytes + size)
+
+    def hook(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns a pack or unpack hook of saved tensors that is counted: the host runs it between two operators."""
+
+        @functools.wraps(original)
+        def counted(saved: Any) -> Any:
+            self._hooks += 1
+            return original(saved)
+
+        return counted
 
     def _waited_for(self) -> tuple[int, ...]:
         """The runs of other streams that the next one of the current stream waits for."""

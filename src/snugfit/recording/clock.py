@@ -37,6 +37,13 @@ OPTIMIZER_OPERATOR_SECONDS = 3e-6
 """The same of one in an optimizer's loop over parameters, where no module runs and autograd takes nothing down: SGD with
 momentum over 1000 parameters, one after the other, takes 2.3 microseconds of thread time an operator on one core of an AMD
 EPYC (torch 2.14)."""
+HOOK_SHARE = 0.5
+"""Host time of a pack or unpack hook of a saved tensor, as a part of an operator's: checkpointing calls three for each
+tensor of a block. 13 us where a vision transformer's operators take 15 to 20 on one Xeon core (torch 2.14). With it and
+`CAST_SHARE` 20 steps of ten models on an H100 are off by 12.5 % in the mean, without by 17.6 %, and ResNet-50 with all
+blocks checkpointed by -10 % instead of -33 % (`benchmarks/results/nvidia-h100-80gb-hbm3-torch2.11.0/clock.jsonl`)."""
+CAST_SHARE = 0.25
+"""The same of a cast, most of which autocast makes without Python: 4 us on that core."""
 HOST_LAUNCH_SECONDS = 5e-6
 """Host time to submit a kernel: 4 to 6 microseconds, measured on an RTX 5070 Ti (susun-blog.com, "pegainfer 3")."""
 
@@ -201,16 +208,16 @@ class _Engine:
 
 
 def issue_seconds(run: OperatorRun, device: Device) -> float:
-    """Returns how long issuing an operator keeps the host busy."""
+    """Returns how long issuing an operator keeps the host busy, with the hooks of saved tensors before it."""
+    operator = HOST_OPERATOR_SECONDS
     if device.host_operator_seconds is not None:
-        return device.host_operator_seconds + max(run.kernels - 1, 0) * HOST_LAUNCH_SECONDS
-    return _operator_seconds(run) + run.kernels * HOST_LAUNCH_SECONDS
-
-
-def _operator_seconds(run: OperatorRun) -> float:
-    """Host time of an operator without its launches; for a list, the time of each tensor in it."""
-    looped = run.phase == "optimizer" and not run.operator.startswith(("aten._foreach_", "aten._fused_"))
-    return OPTIMIZER_OPERATOR_SECONDS if looped else HOST_OPERATOR_SECONDS
+        operator = device.host_operator_seconds - HOST_LAUNCH_SECONDS
+    own = operator
+    if run.phase == "optimizer" and not run.operator.startswith(("aten._foreach_", "aten._fused_")):
+        own = OPTIMIZER_OPERATOR_SECONDS  # for a list, the time of each tensor in it
+    elif run.operator == "aten._to_copy.default" and run.device == "device":
+        own = CAST_SHARE * operator
+    return own + run.hooks * HOOK_SHARE * operator + run.kernels * HOST_LAUNCH_SECONDS
 
 
 def runs_of_step(trace: Trace, step: int | None = None) -> Iterator[int]:

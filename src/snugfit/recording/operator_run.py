@@ -94,6 +94,8 @@ class OperatorRun(NamedTuple):
     """For one that the host waits for: `file:line` of a person's code that asked for it; empty where snugfit's own did."""
     lists: TensorLists | tuple[()] = ()
     """For an operator on lists of tensors: how many there are; empty for everything else."""
+    hooks: int = 0
+    """Calls of Python that autograd made since the operator before, to pack or unpack a tensor that it saves."""
 
     @property
     def aligned(self) -> bool:

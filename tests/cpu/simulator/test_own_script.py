@@ -122,6 +122,15 @@ optimizer = torch.optim.AdamW(model.parameters())
     assert read["anatomy_bytes"] == made["anatomy_bytes"]
 
 
+@pytest.mark.parametrize("on", [True, False])
+def test_kernels_that_are_tried_are_told(on, tmp_path, capsys):
+    text = f"torch.backends.cudnn.benchmark = {on}\nmodel.insert(0, nn.Conv1d(64, 64, 3, padding=1).to(device))\n"
+    text += "optimizer = torch.optim.SGD(model.parameters())\n"
+    code, _, err = estimated(capsys, written(tmp_path, TRAINS + text + LOOP))
+    assert code == 0, err
+    assert ("cudnn.benchmark" in err) is on
+
+
 def test_the_evaluation_behind_an_epoch_is_seen(tmp_path, capsys):
     evaluation = """
     with torch.no_grad():
