@@ -101,4 +101,7 @@ def _slower(best: Probe, before: Probe, after: Probe) -> float:
     """The seconds that a change adds to a step of the plan: to its passes in proportion, to its update as they are."""
     ends = [probe.timing.phase_seconds.get(ON_UPDATE, 0.0) for probe in (best, before, after)]
     passes = [probe.seconds - end for probe, end in zip((best, before, after), ends, strict=True)]
-    return (passes[2] - passes[1]) * passes[0] / max(passes[1], 1e-12) + ends[2] - ends[1]
+    # An update that moves into backward is as long there, whatever else the passes do.
+    moves = before.recipe.step_in_backward != after.recipe.step_in_backward
+    in_proportion = 1.0 if moves else passes[0] / max(passes[1], 1e-12)
+    return (passes[2] - passes[1]) * in_proportion + ends[2] - ends[1]

@@ -139,7 +139,8 @@ def test_what_is_composed_of_a_field_that_is_off_is_what_its_simulation_shows(pl
             one = asked_for(planner, mine, name)
             seen = simulations.need(one.recipe)
             told += 1
-            assert one.seconds == pytest.approx(seen.seconds, rel=0.2), one.recipe
+            # Copies of a few blocks hide behind what the host does; all of them, from which a block's part is taken, do not.
+            assert one.seconds == pytest.approx(seen.seconds, rel=0.25), one.recipe
             assert one.need_bytes == pytest.approx(seen.need_bytes, rel=0.2), one.recipe
     assert told
 

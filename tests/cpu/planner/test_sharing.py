@@ -134,7 +134,7 @@ def test_machines_whose_links_are_unknown(planning_pool):
 
 FEW = {
     "checkpoint": "all", "shard": "none", "offload_parameters": "none", "offload_optimizer": False,
-    "offload_activations": "none", "step_in_backward": False, "optimizer_impl": "fused",
+    "offload_activations": "none", "step_in_backward": False, "optimizer_impl": "fused", "reduce_dtype": "as-is",
 }  # fmt: skip
 """Pins that leave little to search."""
 
