@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from snugfit.errors import UncalledBlocksWarning, listed, warn
 from snugfit.techniques.base import Setup
@@ -31,30 +32,36 @@ class Calls:
         self._field, self._alone = field, setup.ranks is None
         self._blocks: dict[str, tuple[nn.Module, _Around]] = {}
         self._begun = self._trained = self._judged = False
+        self._hooks: list[RemovableHandle] = []
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy of a wrapped model takes no hooks along."""
+        return {**vars(self), "_hooks": []}
 
     def watch(self, name: str, block: nn.Module, around: _Around) -> None:
         """Remembers a block, and what stands around its forward method."""
         self._blocks[name] = block, around
 
     def begin(self) -> None:
-        """Called before a forward pass of training: from the first one on, gradients of the blocks are noticed."""
+        """Called before a forward pass of training: from the first one on, a gradient of the blocks is noticed."""
         if torch.compiler.is_compiling() or self._begun:
             return
         self._begun = True
         if not self._alone:  # there, nobody may hook a weight, and a step ends for all of them together
             self._trained = True
             return
-        for block, _ in self._blocks.values():
-            for weight in block.parameters():
-                if weight.requires_grad and weight.is_leaf:
-                    self._notice(weight)
+        weights = (weight for block, _ in self._blocks.values() for weight in block.parameters())
+        self._hooks = [
+            weight.register_post_accumulate_grad_hook(self._arrived)  # type: ignore[no-untyped-call]
+            for weight in weights
+            if weight.requires_grad and weight.is_leaf
+        ]
 
-    def _notice(self, weight: Tensor) -> None:
-        def arrived(_: Tensor) -> None:
-            self._trained = True
+    def _arrived(self, _: Tensor) -> None:
+        self._trained = True
+        for hook in self._hooks:
             hook.remove()
-
-        hook = weight.register_post_accumulate_grad_hook(arrived)  # type: ignore[no-untyped-call]
+        self._hooks.clear()
 
     @contextmanager
     def of_step(self) -> Iterator[None]:
