@@ -154,12 +154,19 @@ class SnugfitWarning(UserWarning):
     """Something given has no effect or deserves a second look; training goes on."""
 
 
-def warn(text: str) -> None:
+class UncalledBlocksWarning(SnugfitWarning):
+    """A technique acts on blocks when they are called, and the model calls none of them."""
+
+
+def warn(text: str, kind: type[SnugfitWarning] = SnugfitWarning) -> None:
     """Warns the person who called snugfit, naming the nearest line of code that is not ours."""
     frame, level = sys._getframe(1), 2
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "snugfit":
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in (
+        "snugfit",
+        "contextlib",
+    ):
         frame, level = frame.f_back, level + 1
-    warnings.warn(text, SnugfitWarning, stacklevel=level)
+    warnings.warn(text, kind, stacklevel=level)
 
 
 def note(text: str) -> None:

@@ -20,7 +20,7 @@ from snugfit.planner.space import BY_BLOCK, EVERYWHERE, SIZE, Space, choices_of
 from snugfit.recipe import Recipe
 from snugfit.techniques import TECHNIQUES
 from snugfit.techniques.levels import LEVELS, Level
-from snugfit.techniques.planning import Changes, Planned
+from snugfit.techniques.planning import UNCALLED, Changes, Planned
 from snugfit.units import format_bytes, format_seconds
 
 _OWNERS = {field: row for row in reversed(TECHNIQUES) for field in row.fields}
@@ -44,7 +44,9 @@ def reasons(search: Search, best: Probe, capacity_bytes: int) -> dict[str, str]:
     for name in field_infos(Recipe):
         value = getattr(best.recipe, name)
         if name in constraints.pins:
-            found[name] = f"pinned to {as_typed(value)}."
+            by = _OWNERS[name].planning.by_block
+            idle = by is not None and isinstance(value, str) and by.when_called(value) and not space.calls_blocks
+            found[name] = f"pinned to {as_typed(value)}{f'; {UNCALLED}' if idle else ''}."
         elif name in constraints.forbidden:
             found[name] = "off: forbidden."
         elif name in constraints.needed:
@@ -111,6 +113,7 @@ def _why_off(search: Search, best: Probe, name: str, capacity_bytes: int) -> str
         switchable=_OWNERS[name].name in best.recorded.switchable,
         one_builds=best.recorded.one_builds,
         host_bytes=best.host_bytes,
+        calls_blocks=space.calls_blocks,
     )
     known = planning.off(name, plan) if planning.off is not None else ""
     if known:

@@ -37,6 +37,7 @@ from snugfit.simulator.subjects import Subject
 from snugfit.simulator.too_heavy import TooHeavyError
 from snugfit.techniques.batch_share import at_once, largest_share, sharers
 from snugfit.techniques.levels import LEVELS, Level
+from snugfit.techniques.planning import UNCALLED
 from snugfit.techniques.shard import groups_of, least_weights
 from snugfit.units import MIB, format_bytes
 
@@ -424,6 +425,8 @@ class Planner:
         checked = None if self._checked is None else self._checked.separation
         if checked is not None and checked.separates is False and "different" not in self.constraints.allow:
             advice += f"\nMicrobatches were left out: {checked.sentence} {checked.advice}"
+        if not smallest.space.calls_blocks:
+            advice += f"\nAs for checkpointing blocks, {UNCALLED}."
         leanest = next(iter(least.values()), None)
         if leanest is not None:
             samples = at_once(leanest.recipe, leanest.recorded.workload)

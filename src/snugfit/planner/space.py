@@ -20,7 +20,7 @@ from snugfit.recipe import Recipe
 from snugfit.techniques import TECHNIQUES
 from snugfit.techniques.batch_share import largest_share
 from snugfit.techniques.levels import LEVELS
-from snugfit.techniques.planning import ByBlock, Changes, Situation
+from snugfit.techniques.planning import UNCALLED, ByBlock, Changes, Situation
 from snugfit.workload import Workload
 
 PLAIN = "plain"
@@ -97,6 +97,8 @@ class Space:
             return "the model is built already; to choose where, give its name, or a function that builds it."
         if self.on_cpu and self._moves_to_host(given):
             return "on a cpu the host is the same memory, so moving things there saves nothing."
+        if not self.calls_blocks and self._acts_when_called(given):
+            return f"{UNCALLED}."
         try:
             made = Recipe.from_mapping(given)
             for row in TECHNIQUES:
@@ -105,6 +107,19 @@ class Space:
         except RecipeError as error:
             return error.problems[0]
         return self.constraints.refusal(made, self.workload) or made
+
+    @property
+    def calls_blocks(self) -> bool:
+        """Whether the model calls its blocks, as far as simulations that checkpoint all of them have shown."""
+        everywhere = EVERYWHERE["recompute"].items()
+        return not any(
+            probe.recorded.uncalled_blocks and everywhere <= recipe.to_mapping().items()
+            for recipe, probe in self.simulations.probes.items()
+        )
+
+    def _acts_when_called(self, given: Changes) -> bool:
+        free = [(field, by) for field, by in BY_BLOCK.values() if field not in self.constraints.pins]
+        return any(by.when_called(given[field]) for field, by in free)
 
     def _moves_to_host(self, given: Changes) -> bool:
         return any(given[name] not in ("none", False) and name not in self.constraints.pins for name in ON_HOST)

@@ -41,6 +41,8 @@ class Recording:
     """Modules that hold the experts of a mixture."""
     block_names: tuple[str, ...] = ()
     """Repeated blocks of the model, in its order."""
+    uncalled_blocks: bool = False
+    """Whether the recipe acts on blocks when they are called, and the model called none of those."""
     blocks_left_out: int = 0
     """Blocks that were not recorded: what they do follows from others like them."""
     steps: int | None = None

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from snugfit.errors import InputError, SnugfitError, SnugfitWarning
+from snugfit.errors import InputError, SnugfitError, SnugfitWarning, UncalledBlocksWarning
 from snugfit.fake_device.personality import Personality
 from snugfit.private_torch import shared_units
 from snugfit.recorder.captured import captured_tensors
@@ -122,6 +122,7 @@ class Session(ABC):
         return dataclasses.replace(
             recording,
             warnings=tuple(dict.fromkeys(str(warning.message) for warning in caught)),
+            uncalled_blocks=any(issubclass(warning.category, UncalledBlocksWarning) for warning in caught),
             answered=(*recording.answered, *dense, *skeleton.dense_for_sparse()),
             **facts,
         )

@@ -71,6 +71,20 @@ def chosen_blocks(model: nn.Module, choice: str | tuple[str, ...], *, field: str
     return blocks
 
 
+def has_forward(module: nn.Module) -> bool:
+    """Returns whether a module can be called, which containers cannot."""
+    return type(module).forward is not nn.Module.forward
+
+
+def callable_parts(module: nn.Module) -> Iterator[str]:
+    """Yields the outermost modules inside a module that can be called and have children of their own, by name."""
+    for name, child in module.named_children():
+        if not has_forward(child):
+            yield from (f"{name}.{part}" for part in callable_parts(child))
+        elif any(True for _ in child.children()):
+            yield name
+
+
 def is_adapted(module: nn.Module) -> bool:
     """Returns whether a module is one layer with an adapter beside it (peft's wrapper), which is no block."""
     return isinstance(getattr(module, "base_layer", None), nn.Module)

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 
 Changes = Mapping[str, Any]
 """Recipe field -> value."""
+UNCALLED = (
+    "it saves nothing here: the model calls none of its blocks, only parts of them, or it uses their weights itself"
+)
+"""Why a plan leaves out what is done to blocks when they are called."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -45,6 +49,8 @@ class Planned:
     """Whether the first of several processes builds the model for all."""
     host_bytes: int
     """Host memory of a machine that the plan takes."""
+    calls_blocks: bool
+    """Whether the model calls its repeated blocks, as far as simulations have shown."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -81,6 +87,8 @@ class ByBlock:
     """Returns the value for some blocks, from their indices and the names of all blocks."""
     count: Callable[[Any, int], int | None]
     """Returns to how many blocks a value does it, told how many there are; None where it does not choose among them."""
+    when_called: Callable[[Any], bool]
+    """Returns whether a value does it to blocks when they are called, so that it does nothing to those that never are."""
     in_words: str = ""
     """What doing it to all blocks is called, to say what that would cost more."""
 

@@ -21,6 +21,7 @@ from snugfit.recipe import Recipe
 from snugfit.run import Run
 from snugfit.techniques import left_to_the_loop
 from snugfit.techniques.base import ModelTechnique, Setup, WrappedForward, model_techniques, wanted_techniques
+from snugfit.techniques.blocks import has_forward
 from snugfit.techniques.host_pool import HostPool
 from snugfit.techniques.init.apply import settle
 from snugfit.techniques.streams import CopyStream
@@ -201,7 +202,7 @@ def apply(model: nn.Module, recipe: Recipe | HasRecipe, *, device: torch.device 
 
 def _called_from_outside(model: nn.Module) -> Iterator[nn.Module]:
     """Yields what a loop may call: the model, or those in a container, and their parts where nothing surrounds the whole."""
-    for whole in [model] if _has_forward(model) else list(_parts(model)):
+    for whole in [model] if has_forward(model) else list(_parts(model)):
         yield whole
         if not isinstance(vars(whole).get("forward"), WrappedForward):
             yield from _parts(whole)
@@ -209,14 +210,10 @@ def _called_from_outside(model: nn.Module) -> Iterator[nn.Module]:
 
 def _parts(module: nn.Module) -> Iterator[nn.Module]:
     for child in module.children():
-        if _has_forward(child):
+        if has_forward(child):
             yield child
         else:
             yield from _parts(child)
-
-
-def _has_forward(module: nn.Module) -> bool:
-    return type(module).forward is not nn.Module.forward
 
 
 def _needs_context(technique: ModelTechnique, recipe: Recipe) -> InputError:

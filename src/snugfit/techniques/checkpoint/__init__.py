@@ -11,7 +11,8 @@ move once, not twice. So does all else that a block keeps between passes: buffer
 closures are as they were while it is computed again, and then as they are (`forward_state.py`). A trial before each block's
 first pass finds out what it writes into. A block that writes into its input or a weight is left as it is, by name; one that
 gives two results from the same state is refused. Blocks are found by structure (`blocks.py`) or named. A model that already
-checkpoints itself is not wrapped again.
+checkpoints itself is not wrapped again. A block that is never called, because the model calls its parts or uses its weights
+itself, is not computed again either: if that is so of all, the first step says it (`calls.py`), and plans leave it out.
 
 Wrong when: parameters, not activations, fill the memory; the last block (its recomputation comes at once, so it saves
 nothing). Fidelity: exact. Source: Chen et al., Training Deep Nets with Sublinear Memory Cost, 2016 (arXiv:1604.06174);
@@ -24,7 +25,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from snugfit.techniques.declaration import SWITCHED_OFF, SWITCHED_ON, Technique
-from snugfit.techniques.planning import ByBlock, Choice, Planning, first_or_named, says_how_many
+from snugfit.techniques.planning import UNCALLED, ByBlock, Choice, Planning, first_or_named, says_how_many
 
 _ALL = {"checkpoint": "all"}
 
@@ -86,7 +87,14 @@ TECHNIQUE = Technique(
     planning=Planning(
         part="blocks",
         choices=(Choice(_ALL), Choice({"checkpoint": "selective"})),
-        by_block=ByBlock(how="recompute", value=_some, count=_count, in_words="checkpointing all blocks"),
+        by_block=ByBlock(
+            how="recompute",
+            value=_some,
+            count=_count,
+            when_called=lambda value: value != "none",
+            in_words="checkpointing all blocks",
+        ),
+        off=lambda _, plan: "" if plan.calls_blocks else UNCALLED,
         instead=lambda r, _: (
             f"microbatches of {r.microbatch_size} are cheaper" if r.microbatch_size is not None else ""
         ),

@@ -12,6 +12,7 @@ from torch.utils.checkpoint import CheckpointError
 from snugfit.errors import InputError, warn
 from snugfit.techniques.base import ModelTechnique, Setup, WrappedForward
 from snugfit.techniques.blocks import chosen_blocks
+from snugfit.techniques.calls import Calls
 from snugfit.techniques.checkpoint.checkpointed import WITHOUT, Checkpointed, allow_overwriting, forbid_overwriting
 from snugfit.techniques.offload_activations.apply import ActivationOffload
 
@@ -27,6 +28,7 @@ class Checkpointing(ModelTechnique):
         super().__init__(setup)
         offloaded = setup.recipe.offload_activations == "checkpoints"
         self._offload = ActivationOffload(setup) if offloaded else None
+        self._calls = Calls(setup, self.field)
 
     def change(self, model: nn.Module) -> None:
         """Wraps the blocks; state_dict keys and the caller's hooks stay."""
@@ -49,6 +51,7 @@ class Checkpointing(ModelTechnique):
             around = Checkpointed(name, block, self.setup.device, selective, self._offload)
             around.alone = self.setup.ranks is None
             block.forward = WrappedForward(block, around)
+            self._calls.watch(name, block, around)
 
     @classmethod
     def undo(cls, model: nn.Module) -> None:
@@ -59,7 +62,8 @@ class Checkpointing(ModelTechnique):
     def around_step(self) -> Iterator[None]:
         """Turns torch's error about a block that was not recomputed as it was into a sentence a person can use."""
         try:
-            yield
+            with self._calls.of_step():
+                yield
         except CheckpointError as error:
             raise InputError(
                 f"checkpoint: block {Checkpointed.last_again!r} computes something else when it is run again, so its "
@@ -68,6 +72,7 @@ class Checkpointing(ModelTechnique):
 
     def around_training_forward(self) -> AbstractContextManager[Any]:
         """Starts a new pass of the copies to the host, where block inputs move there."""
+        self._calls.begin()
         return self._offload.new_pass() if self._offload else nullcontext()
 
 

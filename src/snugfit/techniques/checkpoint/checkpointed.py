@@ -58,7 +58,7 @@ class Checkpointed:
         self.device = device
         self.selective = selective
         self.offload = offload
-        self.left_alone = False
+        self.left_alone = self.called = False
         self.modules = list(block.modules())
         self.norms = [module for module in self.modules if isinstance(module, NormBase) and module.track_running_stats]
         self._state: ForwardState | None = None
@@ -69,6 +69,7 @@ class Checkpointed:
 
     def __call__(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Runs the forward method."""
+        self.called = True
         if self.left_alone or not torch.is_grad_enabled():
             return forward(*args, **kwargs)
         if torch.compiler.is_compiling():

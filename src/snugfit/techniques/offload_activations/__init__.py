@@ -75,7 +75,9 @@ TECHNIQUE = Technique(
             Choice({"checkpoint": "none", **_ALL}),
             Choice({"offload_activations": "checkpoints"}),  # of the blocks that are pinned to be checkpointed
         ),
-        by_block=ByBlock(how="offload", value=_some, count=_count),
+        by_block=ByBlock(
+            how="offload", value=_some, count=_count, when_called=lambda value: value not in ("none", "all")
+        ),
         on_host=True,
         instead=lambda r, blocks: f"checkpointing {blocks} is cheaper" if r.checkpoint != "none" else "",
     ),

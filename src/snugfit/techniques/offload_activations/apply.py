@@ -16,6 +16,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from snugfit.private_torch.collectives import own_part, taken_apart
 from snugfit.techniques.base import ModelTechnique, Setup, WrappedForward
 from snugfit.techniques.blocks import chosen_blocks
+from snugfit.techniques.calls import Calls
 
 if TYPE_CHECKING:
     from snugfit.recipe import Recipe
@@ -36,6 +37,7 @@ class ActivationOffload(ModelTechnique):
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup)
         self._model: nn.Module | None = None
+        self._calls = Calls(setup, self.field)
         self._staying: set[int] = set()
         self._leaving: deque[tuple[Tensor, Any]] = deque()
         self._stashed: dict[tuple[Any, ...], weakref.ref[_Stashed]] = {}
@@ -55,8 +57,10 @@ class ActivationOffload(ModelTechnique):
         self.watch(model)
         choice = self.setup.recipe.offload_activations
         if choice != "all":
-            for module in chosen_blocks(model, choice, field=self.field).values():
-                module.forward = WrappedForward(module, self._saved_on_host)
+            for name, module in chosen_blocks(model, choice, field=self.field).items():
+                around = _SavedOnHost(self)
+                module.forward = WrappedForward(module, around)
+                self._calls.watch(name, module, around)
 
     def watch(self, model: nn.Module) -> None:
         """Remembers the model whose weights stay on the device."""
@@ -65,12 +69,17 @@ class ActivationOffload(ModelTechnique):
     @contextmanager
     def around_training_forward(self) -> Iterator[None]:
         """Starts a new pass; with `all`, every saved tensor of it goes to the host."""
+        self._calls.begin()
         with self.new_pass():
             if self.setup.recipe.offload_activations == "all":
                 with self.saving():
                     yield
             else:
                 yield
+
+    def around_step(self) -> AbstractContextManager[Any]:
+        """Says at the end of the first step if the model has called none of the chosen blocks."""
+        return self._calls.of_step()
 
     @contextmanager
     def new_pass(self) -> Iterator[None]:
@@ -89,10 +98,6 @@ class ActivationOffload(ModelTechnique):
     def saving(self) -> AbstractContextManager[Any]:
         """Returns the context in which tensors saved for backward go to the host."""
         return torch.autograd.graph.saved_tensors_hooks(self._pack, _unpack)
-
-    def _saved_on_host(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        with self.saving():
-            return forward(*args, **kwargs)
 
     def _pack(self, tensor: Tensor) -> Any:
         part, again = taken_apart(tensor)
@@ -141,6 +146,20 @@ class ActivationOffload(ModelTechnique):
         if before is not None:
             before.start()
         return tensor
+
+
+class _SavedOnHost:
+    """Runs a block's forward method so that what it saves goes to the host."""
+
+    def __init__(self, offload: ActivationOffload) -> None:
+        self._offload = offload
+        self.called = False
+
+    def __call__(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Runs the forward method."""
+        self.called = True
+        with self._offload.saving():
+            return forward(*args, **kwargs)
 
 
 class _Stashed:
