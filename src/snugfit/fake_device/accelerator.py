@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from snugfit.attributes import Change
 from snugfit.fake_device.personality import DEVICE_TYPE
 from snugfit.recording.generations import GENERATIONS, Capability
 
@@ -266,3 +267,20 @@ def names_of_cuda() -> list[str]:
     """Returns the names of `torch.cuda` that the fake accelerator answers to as well."""
     functions = [name for name in vars(Backend) if not name.startswith("__") and hasattr(torch.cuda, name)]
     return [*functions, "Stream", "Event"]
+
+
+_OTHER_NAMES = {
+    **dict.fromkeys(("current_device_index", "current_device_idx"), "current_device"),
+    **dict.fromkeys(("set_device_index", "set_device_idx"), "set_device"),
+}
+"""Names of `torch.accelerator` that differ from those of `torch.cuda`."""
+
+
+def of_any_accelerator() -> list[Change]:
+    """Returns the replacements by which `torch.accelerator` asks this device.
+
+    Torch's own ask C++ hooks, which a device of Python has not: some refuse, and a stream of Python is read as something else.
+    """
+    names = set(torch.accelerator.__all__) - {"get_device_capability"}
+    pairs = [(name, _OTHER_NAMES.get(name, name)) for name in sorted(names)]
+    return [(torch.accelerator, name, getattr(backend, mine)) for name, mine in pairs if hasattr(backend, mine)]

@@ -18,7 +18,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from snugfit import private_torch
 from snugfit.attributes import replaced
 from snugfit.fake_device import attention_kernels, multihead_kernels, own_kernels
-from snugfit.fake_device.accelerator import backend
+from snugfit.fake_device.accelerator import backend, of_any_accelerator
 from snugfit.fake_device.personality import DEVICE_TYPE, Personality
 from snugfit.operators import cpu_operators
 from snugfit.operators.operator_truth import new_tensors
@@ -122,6 +122,7 @@ class Recorder(RankOperators, DirectMode):
 
         self._entered.enter_context(replaced([(saved_tensors_hooks, "__init__", init)]))
         if self._cuda:
+            self._entered.enter_context(replaced(of_any_accelerator()))
             self._plans = _plans.setdefault(self.personality, {})
         else:
             operators = self._calls.operators = cpu_operators.of_this_processor()

@@ -1,5 +1,6 @@
 """Which cards, and how many: one estimate for several numbers of GPUs, and what is said of wrong ones."""
 
+import functools
 import json
 
 import pytest
@@ -28,6 +29,38 @@ def test_a_table_of_cards_and_numbers(capsys):
     assert cli.main(asked) == 0
     text = capsys.readouterr().out
     assert "1 GPU" in text and "4 GPUs" in text and "not possible" in text and "cannot be shared by 4 GPUs" in text
+
+
+class Branched(nn.Module):
+    """A block in which the order of calls is not that of definition, so that a unit is gathered in vain."""
+
+    def __init__(self):
+        super().__init__()
+        self.attn, self.fc = nn.Sequential(nn.Linear(32, 32), nn.GELU(), nn.Linear(32, 32)), nn.Linear(32, 32)
+
+    def forward(self, x):
+        return self.fc(x + self.attn(x))
+
+
+def test_weights_that_were_gathered_in_vain_are_waited_for(pool):
+    found = snugfit.estimate(
+        functools.partial(_stack, 3),
+        (torch.zeros(4, 32), torch.zeros(4)),
+        loss=_mean,
+        gpus=2,
+        recipe=snugfit.Recipe(shard="full"),
+        device="rtx-4090",
+        pool=pool,
+    )
+    assert found.peak_allocated_bytes
+
+
+def _stack(count):
+    return nn.Sequential(*(Branched() for _ in range(count)))
+
+
+def _mean(output, batch):
+    return output.square().mean()
 
 
 @pytest.mark.parametrize("text", ["1,,2", "0,1", "a,b", "2,2", "1,-2", ","])

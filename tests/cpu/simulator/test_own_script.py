@@ -74,6 +74,8 @@ def test_words_behind_the_script_are_its_own(tmp_path, capsys):
 def test_a_device_object_says_cuda(tmp_path, capsys):
     seen = 'assert device.type == "cuda" and model[0].weight.device.type != "cpu" and torch.zeros(1).device.type == "cpu"\n'
     seen += "torch.cuda.random.set_rng_state_all(torch.cuda.random.get_rng_state_all())\n"
+    seen += "torch.accelerator.synchronize(); torch.accelerator.current_stream().record_event().synchronize()\n"
+    seen += "torch.accelerator.empty_cache(); torch.accelerator.set_device_index(torch.accelerator.current_device_index())\n"
     helper = 'def on_gpu(device):\n    return device.type in ("cuda",)\n'
     written(tmp_path, helper, "helper.py")
     path = written(tmp_path, TRAINS + seen + "import helper\nassert helper.on_gpu(device)\n" + LOOP)
