@@ -279,7 +279,7 @@ _OTHER_NAMES = {
 def of_any_accelerator() -> list[Change]:
     """Returns the replacements by which `torch.accelerator` asks this device.
 
-    Torch's own ask C++ hooks, which a device of Python has not: some refuse, and a stream of Python is read as something else.
+    Torch's own ask C++ hooks, which a device of Python has not: some refuse, others read its streams as something else.
     """
     names = set(torch.accelerator.__all__) - {"get_device_capability"}
     pairs = [(name, _OTHER_NAMES.get(name, name)) for name in sorted(names)]
