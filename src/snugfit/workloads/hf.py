@@ -134,6 +134,9 @@ def _task_and_config(
         config.problem_type = "single_label_classification"  # as the task has it, whatever the labels look like
     if task == TEXT_CLASSIFICATION and getattr(config, "pad_token_id", None) is None:
         config.pad_token_id = 0  # decoders look for the last token that is no padding
+    if config.is_encoder_decoder and getattr(config, "decoder_start_token_id", None) is None:
+        # Checkpoints of T5 and its kin begin with padding; the class by itself says nothing, and cannot be trained.
+        config.decoder_start_token_id = getattr(config, "pad_token_id", None) or 0
     return task, config
 
 

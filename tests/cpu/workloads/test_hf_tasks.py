@@ -72,6 +72,12 @@ def test_a_model_learns_from_the_batch_of_its_task(spec_of, name, task):
     assert torch.utils._pytree.tree_map(lambda value: getattr(value, "shape", value), bare) == shapes
 
 
+def test_a_decoder_begins_somewhere(spec_of):
+    spec, shape = spec_of("t5", decoder_start_token_id=None)
+    model = build_model(spec)
+    assert torch.isfinite(model(**batch_for(model, spec, "seq2seq-lm", batch_size=2, device="cpu", **shape).batch).loss)
+
+
 def test_a_kind_without_a_class_name_is_taken_for_what_it_was_made_for(spec_of):
     found = {name: task_of(spec_of(name, architectures=None)[0], None) for name in ONE_OF_EACH}
     natural = ("llama", "bert", "t5", "whisper", "wav2vec2, ctc", "clip", "vit", "yolos", "videomae", "llava")
