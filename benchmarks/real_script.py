@@ -22,8 +22,8 @@ import torch
 from snugfit.attributes import replaced
 from snugfit.private_torch.gloo import letting_go
 from snugfit.simulator.harmless import harmless
-from snugfit.simulator.own_script import WatchedScript
 from snugfit.simulator.script import as_main
+from snugfit.simulator.watched_script import WatchedScript
 
 if __name__ == "__main__":
     words, file, losses = sys.argv[1:], None, list[float]()

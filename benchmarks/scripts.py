@@ -156,6 +156,7 @@ SCRIPTS: dict[str, Script] = {
         "--num_epochs 1 --eval_batch_size 2 --ddpm_num_inference_steps 5 --use_ema --output_dir out",
         data=script_data.images_to_make,
     ),
+    "lightning": Script("Lightning-AI/pytorch-lightning", "examples/pytorch/bug_report/bug_report_model.py"),
     "fabric": Script(
         "Lightning-AI/pytorch-lightning", "examples/fabric/image_classifier/train_fabric.py",
         data=script_data.mnist_of_lightning,

@@ -1,0 +1,301 @@
+"""One run of a training script, watched: its models, its optimizer steps, its end.
+
+It ends where an optimizer begins a fourth step; loaders of data end early, so that an evaluation behind an epoch is seen as
+well. Where the weights are updated by hand, a backward pass counts as a step.
+"""
+
+from __future__ import annotations
+
+import sys
+import types
+import weakref
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from snugfit.attributes import Change, replaced
+from snugfit.errors import InputError, SnugfitError, in_words
+from snugfit.simulator.launched import STARTED_BY_TORCHRUN, VARIABLES
+from snugfit.simulator.script import EnoughSeen, as_main, exit_code, print_error
+from snugfit.simulator.script_seen import Observer
+from snugfit.workers.failures import line_of
+from snugfit.workload import CUSTOM_OPTIMIZER, Workload
+
+if TYPE_CHECKING:
+    import torch
+
+STEPS = 3
+"""Optimizer steps that are recorded: state appears in the first, and the last is bounded by a step on either side."""
+MOST_CALLS = 2000
+"""Calls of the model after which a script that has not stepped is given up."""
+BATCHES = 2
+"""Batches that a loader gives once the steps were seen."""
+BY_HAND = (
+    "the script updates its weights by hand (it made no optimizer of torch.optim): each backward pass counts as one step, "
+    "also where several are gathered for one update."
+)
+
+
+class WatchedScript:
+    """One run of a script: its models, its optimizer steps, its end."""
+
+    def __init__(
+        self, path: Path = Path(), changed: Mapping[str, str] | None = None, *, for_plan: bool = False
+    ) -> None:
+        """Has seen nothing; `path`: a script, for other training none."""
+        self.changed, self._for_plan = changed or {}, for_plan
+        self.observer = Observer(path)
+        self.switchable: list[str] = []
+        self.traits: dict[str, bool] = {}
+        self.steps = 0
+        """Steps of the optimizer that stepped most; of a script without any, its backward passes."""
+        self.notes: list[str] = []
+        """What a reader of the estimate must know."""
+        self.batch_shape = ""
+        self.block_names: list[str] = []
+        self.expert_modules: list[str] = []
+        self.weight_bytes: dict[str, int] = {}
+        self.parameters = 0
+        self._counts: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._recorder: Any = None
+        self._around = ExitStack()
+        self._calls = self._passes = 0
+        self._trained_by_step = [0]
+        """Calls of models that are trained, by step."""
+        self._in_forward = self._in_backward = False
+
+    @property
+    def workload(self) -> Workload:
+        """What is learned, as far as fidelity depends on it."""
+        names = {one.algorithm for one in self.observer.seen.optimizers}
+        return Workload.from_mapping({**self.traits, "optimizer": names.pop() if len(names) == 1 else CUSTOM_OPTIMIZER})
+
+    def uneven_steps(self, answered: Iterable[str]) -> Iterator[str]:
+        """Yields what to say where steps call the model more or less often and values that decide it may be assumed.
+
+        An episode of reinforcement learning is as long as drawn actions make it.
+        """
+        calls = self._trained_by_step[: self.steps]
+        decides = any(one.startswith(("assumed integer", "assumed branch")) for one in answered)
+        if decides and len(self._counts) == 1 and len(set(calls)) > 1:
+            yield (
+                f"the steps called the model {', '.join(map(str, calls))} times: where that follows from values that are "
+                "assumed, a real step may call it more often and take more"
+            )
+
+    def begin(self, around: ExitStack) -> None:
+        """Hooks modules and optimizers; before the recorder does, which needs the models' names."""
+        self._around = around
+        from torch.nn.modules.module import register_module_forward_pre_hook
+        from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+        for hook in (
+            register_module_forward_pre_hook(self._entered),
+            register_optimizer_step_pre_hook(self._before_step),
+            register_optimizer_step_post_hook(self._after_step),
+        ):
+            around.callback(hook.remove)
+
+    def follow(self, recorder: Any) -> None:
+        """Tells a recorder of what is seen."""
+        self._recorder = recorder
+
+    def run(self, path: Path, arguments: Sequence[str], recorder: Any) -> None:
+        """Runs the script until enough was seen; its own failure is printed, and an InputError."""
+        from snugfit.fake_device.says_cuda import rewritten
+
+        self.follow(recorder)
+        code = 0
+        try:
+            with as_main(path, arguments), _main_module(path) as names:
+                text = self.changed.get(str(path))
+                exec(rewritten(path.read_bytes() if text is None else text, str(path)), names)
+        except EnoughSeen:
+            pass
+        except SystemExit as end:
+            code = exit_code(end)
+        except SnugfitError:
+            raise
+        except Exception as error:
+            print_error(error, path)
+            if self.steps >= STEPS:
+                self.notes.append(
+                    f"{path} failed after the steps that are estimated, with its traceback above: {type(error).__name__}"
+                    f"{line_of(error)}. What it does later is not part of the estimate."
+                )
+                return
+            if isinstance(error, KeyError) and error.args[0] in VARIABLES:
+                raise InputError(f"{path} asks for the variable {error.args[0]}. {STARTED_BY_TORCHRUN}") from error
+            seen = f"after {self.steps} training steps" if self.steps else "before its optimizer stepped"
+            if self.changed or self.observer.put_on:  # it works as it is
+                raise InputError(f"with it the script fails {seen}: {in_words(error)}{line_of(error)}.") from error
+            raise InputError(
+                f"{path} failed {seen}, with its traceback above: {in_words(error)}{line_of(error)}. If the same command "
+                "line works without snugfit, its code asks the simulated device for something that it does not have."
+            ) from error
+        if not self.steps:
+            ended = f"ended with exit status {code}" if code else "ended"
+            raise InputError(
+                f"{path} {ended} without a step of an optimizer of torch.optim, so there is no training step to look at. "
+                "Give the arguments with which it trains, behind its name; of a file that only builds a model, name the "
+                f"function: {path}:FUNCTION."
+            )
+
+    def changes(self) -> list[Change]:
+        """Returns what makes a script's loaders end, and what notes its optimizers and its backward passes."""
+        import torch
+
+        passes = (torch.autograd, "backward", self._counting(torch.autograd.backward))
+        return [*self._shorter_loaders(), *self.observer.changes(), passes]
+
+    def _counting(self, backward: Any) -> Any:
+        """Returns `torch.autograd.backward` that counts where no optimizer does, and marks phases for a search."""
+
+        def counted(*args: Any, **kwargs: Any) -> None:
+            if self._in_backward:  # of a checkpoint
+                backward(*args, **kwargs)
+                return
+            by_hand = not self.observer.any_made
+            if by_hand and self._passes >= STEPS:
+                raise EnoughSeen
+            self._in_backward = True
+            try:
+                with self._marked_backward():
+                    backward(*args, **kwargs)
+            finally:
+                self._in_backward = False
+            if by_hand:
+                self._passes += 1
+                if self._passes == 1:
+                    self.notes.append(BY_HAND)
+                self._reached(self._passes)
+
+        return counted
+
+    @contextmanager
+    def _marked_backward(self) -> Iterator[None]:
+        if not self._for_plan or self._recorder is None:
+            yield
+            return
+        self._end_forward()
+        self._recorder.on_phase("backward", True)
+        try:
+            yield
+        finally:
+            self._recorder.on_phase("backward", False)
+
+    def _end_forward(self) -> None:
+        if self._in_forward:
+            self._recorder.on_phase("forward", False)
+            self._in_forward = False
+
+    def _entered(self, module: torch.nn.Module, inputs: tuple[Any, ...]) -> None:
+        """Names a model that is called from outside of all modules for the first time."""
+        recorder = self._recorder
+        if recorder is None or recorder.modules.stack:
+            return
+        if next(module.parameters(), None) is None:  # a loss function, say, or a transform of a data set
+            return
+        if self._for_plan and not self._in_forward and not self._in_backward and _trains():
+            self._in_forward = True
+            recorder.on_phase("forward", True)
+        self._calls += 1
+        self._trained_by_step[-1] += _trains()
+        if self._calls > MOST_CALLS and not self.steps:
+            raise InputError(
+                f"the script has called its model {MOST_CALLS} times and no optimizer of torch.optim has stepped: there is "
+                "no step to look at. Let a torch.optim optimizer make the update, or let the script evaluate less "
+                "before it trains."
+            )
+        if recorder.modules.knows(module):
+            return
+        from snugfit.recording.experts import expert_modules
+        from snugfit.simulator.batches import shape_in_words
+        from snugfit.simulator.session import switchable, weights_of
+        from snugfit.workloads.traits import model_traits
+
+        if self._for_plan:
+            self.switchable += switchable(module)
+            self.traits = {name: found or self.traits.get(name, False) for name, found in model_traits(module).items()}
+        recorder.watch(module)
+        # Taken down here and now: the model is gone when the script has ended.
+        found = weights_of(module, recorder.modules.name_of(module))
+        for owner, size in found["weight_bytes"].items():
+            self.weight_bytes[owner] = self.weight_bytes.get(owner, 0) + size
+        self.parameters += found["parameters"]
+        self.expert_modules += expert_modules(module)
+        self.block_names = recorder.modules.block_names
+        self.batch_shape = self.batch_shape or shape_in_words([inputs])
+
+    def _before_step(self, optimizer: Any, *_: Any) -> None:
+        if self._counts.get(optimizer, 0) >= STEPS:
+            raise EnoughSeen
+        if self._recorder is not None:
+            self._end_forward()
+            self.observer.stepped(optimizer, self._recorder.modules)
+
+    def _after_step(self, optimizer: Any, *_: Any) -> None:
+        self._counts[optimizer] = self._counts.get(optimizer, 0) + 1
+        self._reached(self._counts[optimizer])
+
+    def _reached(self, steps: int) -> None:
+        if not self.steps:
+            self._around.enter_context(replaced(_savers()))
+        if steps > self.steps:
+            self._trained_by_step.append(0)
+        self.steps = max(self.steps, steps)
+        if self._recorder is not None and self.steps != self._recorder.step:
+            self._recorder.step = self.steps
+            for entered in (True, False):  # where a step begins, for what is read off by steps
+                self._recorder.on_phase("data", entered)
+
+    def _shorter_loaders(self) -> list[Change]:
+        """Returns what makes loaders read in this process, and end when the steps were seen."""
+        from torch.utils.data import DataLoader
+
+        make, each = DataLoader.__init__, DataLoader.__iter__
+
+        def made(loader: Any, *args: Any, **settings: Any) -> None:
+            alone = {"num_workers": 0, "timeout": 0, "prefetch_factor": None, "persistent_workers": False}
+            make(loader, *args[:5], **{**settings, **alone, "multiprocessing_context": None})
+
+        def batches(loader: Any) -> Iterator[Any]:
+            begun = self.steps >= STEPS
+            for number, batch in enumerate(each(loader)):
+                if number >= BATCHES and (begun or self.steps >= STEPS or not _trains()):
+                    return
+                yield batch
+
+        return [(DataLoader, "__init__", made), (DataLoader, "__iter__", batches)]
+
+
+def _savers() -> list[Change]:
+    """Replacements for what libraries that a script has imported save models by: a simulated one has no values."""
+    found = ((sys.modules.get(module), name) for module, name in _SAVERS)
+    return [
+        (getattr(module, name), "save_pretrained", lambda *_, **__: None)
+        for module, name in found
+        if module is not None
+    ]
+
+
+_SAVERS = (("transformers.modeling_utils", "PreTrainedModel"), ("peft.peft_model", "PeftModel"))
+
+
+@contextmanager
+def _main_module(path: Path) -> Iterator[dict[str, Any]]:
+    """Context in which a new, empty module is the program's main one."""
+    before, module = sys.modules["__main__"], types.ModuleType("__main__")
+    module.__file__ = str(path)
+    sys.modules["__main__"] = module
+    try:
+        yield vars(module)
+    finally:
+        sys.modules["__main__"] = before
+
+
+def _trains() -> bool:
+    import torch
+
+    return torch.is_grad_enabled()
