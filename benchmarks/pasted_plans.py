@@ -21,7 +21,7 @@ from typing import Any
 from benchmarks.results_file import made_by_name
 from benchmarks.scripts import SCRIPTS, Script, estimated_on_cpu, really
 
-SHARES = {"nanoGPT": 0.9, "unet": 0.96, "timm": 0.9, "minGPT": 0.8, "makemore": 0.9, "siamese_network": 0.95}
+SHARES = {"nanoGPT": 0.9, "unet": 0.96, "timm": 0.9, "minGPT": 0.8, "makemore": 0.9}
 """Script -> the budget, as a share of what it takes as it is."""
 
 

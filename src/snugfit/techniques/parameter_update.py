@@ -7,7 +7,7 @@ no other. Groups, settings and state are those of the one optimizer all the time
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -145,16 +145,24 @@ class JointUpdate:
 
 
 class ParameterUpdate(JointUpdate):
-    """One parameter, on the device."""
+    """One parameter, on the device, or a few that step together."""
 
     masked = True
 
-    def __init__(self, optimizer: Optimizer, weight: nn.Parameter, number: int = 0, setup: Setup | None = None) -> None:
-        """Takes the parameter, the number of its group, and what there is for all parameters."""
+    def __init__(
+        self, optimizer: Optimizer, weights: Sequence[nn.Parameter], number: int = 0, setup: Setup | None = None
+    ) -> None:
+        """Takes the parameters, the number of their group, and what there is for all parameters."""
         super().__init__(optimizer)
-        self.weight = weight
+        self.weight = weights[0]
+        self._weights = list(weights)
         self.number = number
         """The number of its group."""
+
+    @classmethod
+    def together(cls, weights: Sequence[nn.Parameter], group: Settings, setup: Setup) -> list[list[nn.Parameter]]:
+        """Returns the parameters of a group that are updated together: each by itself."""
+        return [[weight] for weight in weights]
 
     @property
     def groups(self) -> list[Settings]:
@@ -163,8 +171,8 @@ class ParameterUpdate(JointUpdate):
 
     @property
     def weights(self) -> list[nn.Parameter]:
-        """The parameter."""
-        return [self.weight]
+        """The parameter, or all that step together."""
+        return self._weights
 
     @property
     def gradient(self) -> Tensor:
@@ -173,19 +181,19 @@ class ParameterUpdate(JointUpdate):
         return self.weight.grad
 
     @contextmanager
-    def alone(self, weight: nn.Parameter) -> Iterator[None]:
-        """Context in which the optimizer has only this parameter, or the one that stands in for it."""
+    def alone(self, weights: list[nn.Parameter]) -> Iterator[None]:
+        """Context in which the optimizer has only these parameters, or those that stand in for them."""
         optimizer, (group,) = self.optimizer, self.groups
-        groups, weights = optimizer.param_groups, group["params"]
-        optimizer.param_groups, group["params"] = [group], [weight]
+        groups, before = optimizer.param_groups, group["params"]
+        optimizer.param_groups, group["params"] = [group], weights
         try:
             yield
         finally:
-            optimizer.param_groups, group["params"] = groups, weights
+            optimizer.param_groups, group["params"] = groups, before
 
     def step(self, bad: Tensor | None) -> None:
         """Updates the parameter from its `grad`, as `JointUpdate.step` does."""
-        with self.alone(self.weight):
+        with self.alone([self.weight]):
             if bad is None or masks(self.optimizer) or host_decides(self.optimizer):
                 super().step(bad)
             else:
@@ -193,7 +201,7 @@ class ParameterUpdate(JointUpdate):
 
     def make_state(self) -> None:
         """Makes the state of a first step."""
-        with self.alone(self.weight):
+        with self.alone([self.weight]):
             super().make_state()
 
     def _step_or_restore(self, bad: Tensor) -> None:
@@ -209,8 +217,9 @@ class ParameterUpdate(JointUpdate):
         return {"": self.weight.detach(), **tensors_of_state(self.state)}
 
     def used(self) -> None:
-        """Frees the gradient."""
-        self.weight.grad = None
+        """Frees the gradients."""
+        for weight in self._weights:
+            weight.grad = None
 
     @property
     def state(self) -> dict[str, Any]:

@@ -175,12 +175,11 @@ class UpdateBuilder:
         if not each:
             return [JointUpdate(self.optimizer)]
         cls = next((kind for kind in each if kind is not ParameterUpdate), ParameterUpdate)
-        there = {(part.weight, part.number): part for part in kept if isinstance(part, ParameterUpdate)}
+        there = {(*part.weights, part.number): part for part in kept if isinstance(part, ParameterUpdate)}
         return [
-            there.get((weight, number)) or cls(self.optimizer, weight, number, setup)
+            there.get((*weights, number)) or cls(self.optimizer, weights, number, setup)
             for number, group in enumerate(self.optimizer.param_groups)
-            for weight in group["params"]
-            if weight.requires_grad
+            for weights in cls.together([one for one in group["params"] if one.requires_grad], group, setup)
         ]
 
 

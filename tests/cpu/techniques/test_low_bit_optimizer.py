@@ -270,7 +270,7 @@ def test_whole_and_in_backward_are_one_run(name):
 @pytest.mark.parametrize("first", [True, False], ids=["first step", "later step"])
 def test_flag_of_a_bad_step_leaves_everything(name, first):
     weight = nn.Parameter(torch.randn(64, 64, generator=torch.Generator().manual_seed(0)))
-    update = ParameterUpdate(low_bit_optimizer(name, [{"params": [weight]}], CPU, lr=0.1), weight)
+    update = ParameterUpdate(low_bit_optimizer(name, [{"params": [weight]}], CPU, lr=0.1), [weight])
     weight.grad = torch.ones_like(weight)
     if not first:
         update.step(torch.zeros(()))
@@ -309,9 +309,9 @@ def test_small_updates_are_not_lost_with_stochastic_rounding(name):
     def make(owned):
         return low_bit_optimizer(name, [{"params": [owned]}], CPU, lr=1e-5, weight_decay=0.0)
 
-    rounded = RoundedUpdate(make(weight), weight, 0, SimpleNamespace(generator=torch.Generator().manual_seed(0)))
+    rounded = RoundedUpdate(make(weight), [weight], 0, SimpleNamespace(generator=torch.Generator().manual_seed(0)))
     plain = nn.Parameter(weight.detach().clone())
-    nearest = ParameterUpdate(make(plain), plain)
+    nearest = ParameterUpdate(make(plain), [plain])
     for _ in range(50):
         for update in (rounded, nearest):
             update.weight.grad = torch.ones_like(update.weight)

@@ -173,7 +173,7 @@ def test_flag_of_a_bad_step_leaves_everything():
 
     for shape in ((8, 8), (8,)):
         weight = nn.Parameter(torch.ones(shape))
-        update = ParameterUpdate(MuonWithAdamW([weight], lr=0.1), weight)
+        update = ParameterUpdate(MuonWithAdamW([weight], lr=0.1), [weight])
         weight.grad = torch.full_like(weight, torch.nan)
         update.step(torch.ones(()))
         assert torch.equal(weight, torch.ones(shape))

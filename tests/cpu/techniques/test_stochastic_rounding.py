@@ -2,6 +2,7 @@
 
 import copy
 import warnings
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from torch import nn
 
 import snugfit
 from snugfit import Recipe, RecipeError, SnugfitWarning
-from snugfit.techniques.stochastic_rounding.apply import round_stochastically
+from snugfit.techniques.stochastic_rounding.apply import RoundedUpdate, round_stochastically
 
 
 class One(nn.Module):
@@ -89,6 +90,44 @@ def test_state_is_bf16_between_steps():
     trainer.step(make_batches("mlp", 8, 1, torch.float32)[0])
     for state in trainer.state_dict()["optimizer"]["state"].values():
         assert state["exp_avg"].dtype == state["exp_avg_sq"].dtype == torch.bfloat16 and float(state["step"]) == 1
+
+
+def test_small_parameters_step_together_each_by_its_own_gradient():
+    torch.manual_seed(0)
+    weights = [torch.nn.Parameter(torch.randn(size, dtype=torch.bfloat16)) for size in ((3, 4), (5,), (2,))]
+    plain = [torch.nn.Parameter(weight.detach().float()) for weight in weights]
+    optimizer, reference = torch.optim.AdamW(weights, lr=0.1), torch.optim.AdamW(plain, lr=0.1)
+    update = RoundedUpdate(optimizer, weights, 0, SimpleNamespace(generator=torch.Generator().manual_seed(0)))
+
+    def held():
+        return [one.clone() for one in update.held()]
+
+    good, bad = torch.zeros(()), torch.ones(())
+    for flag, late in ((good, 1), (None, 0), (bad, 0), (good, 0)):
+        for one, other in list(zip(weights, plain, strict=True))[
+            : 3 - late
+        ]:  # the last one's first gradient comes late
+            one.grad = torch.randn_like(one)
+            other.grad = None if flag is bad else one.grad.float()
+        before = held()
+        update.step(flag)
+        reference.step()
+        reference.zero_grad()
+        assert all(weight.grad is None for weight in weights)
+        assert all(map(torch.equal, before, held())) is (flag is bad)
+    for one, other in zip(weights, plain, strict=True):
+        torch.testing.assert_close(one.float(), other, rtol=0.02, atol=0.02)
+        assert float(optimizer.state[one]["step"]) == float(reference.state[other]["step"])
+        assert optimizer.state[one]["exp_avg"].shape == one.shape
+
+
+def test_what_steps_together_is_no_larger_than_the_largest():
+    weights = [torch.nn.Parameter(torch.zeros(size, dtype=torch.bfloat16)) for size in (8, 100, 8, 40, 8, 60)]
+    setup = SimpleNamespace(recipe=Recipe(), ranks=None)
+    found = [[one.numel() for one in part] for part in RoundedUpdate.together(weights, {}, setup)]
+    assert found == [[100], [8, 8], [60], [40, 8]] and sum(map(len, found)) == len(weights)
+    setup = SimpleNamespace(recipe=Recipe(step_in_backward=True), ranks=None)
+    assert len(RoundedUpdate.together(weights, {}, setup)) == len(weights)
 
 
 def test_lost_updates_warn_once_and_only_when_lost():

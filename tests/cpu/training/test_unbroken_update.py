@@ -206,13 +206,13 @@ PARTS = {
     "rounded-fused": lambda weight: rounded(weight, AdamW([weight], lr=0.1, fused=True)),
     "rounded-for-loop": lambda weight: rounded(weight, AdamW([weight], lr=0.1, foreach=False)),
     "rounded-adamw4bit": lambda weight: rounded(weight, low_bit("adamw4bit")([weight])),
-    "fused": lambda weight: ParameterUpdate(AdamW([weight], lr=0.1, fused=True), weight),
-    "restored": lambda weight: ParameterUpdate(AdamW([weight], lr=0.1, foreach=False), weight),
+    "fused": lambda weight: ParameterUpdate(AdamW([weight], lr=0.1, fused=True), [weight]),
+    "restored": lambda weight: ParameterUpdate(AdamW([weight], lr=0.1, foreach=False), [weight]),
 }
 
 
 def rounded(weight, optimizer):
-    return RoundedUpdate(optimizer, weight, 0, SimpleNamespace(generator=torch.Generator().manual_seed(0)))
+    return RoundedUpdate(optimizer, [weight], 0, SimpleNamespace(generator=torch.Generator().manual_seed(0)))
 
 
 @pytest.mark.parametrize("name", PARTS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,9 +25,10 @@ class HostUpdate(ParameterUpdate):
     masked = False
     leaves = True
 
-    def __init__(self, optimizer: Optimizer, weight: nn.Parameter, number: int, setup: Setup) -> None:
+    def __init__(self, optimizer: Optimizer, weights: Sequence[nn.Parameter], number: int, setup: Setup) -> None:
         """Copies the parameter to the host."""
-        super().__init__(optimizer, weight, number)
+        super().__init__(optimizer, weights, number)
+        weight = self.weight
         self._pool, self._copies = setup.pool, setup.copies
         self._host = nn.Parameter(self._pool.copy_of(weight))
         self._sent, self._found = (self._pool.empty((), torch.int64) for _ in range(2))
@@ -77,7 +79,7 @@ class HostUpdate(ParameterUpdate):
             # Optimizers find state by the parameter: the host's copy borrows it for this step.
             if self.weight in state:
                 state[self._host] = state.pop(self.weight)
-            with self.alone(self._host):
+            with self.alone([self._host]):
                 self.optimizer.step()
         finally:
             if self._host in state:

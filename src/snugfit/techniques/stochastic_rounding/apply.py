@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from snugfit.techniques.own_optimizer import STORAGE
-from snugfit.techniques.parameter_update import ParameterUpdate
+from snugfit.techniques.parameter_update import ParameterUpdate, Settings
 
 if TYPE_CHECKING:
     from snugfit.techniques.base import Setup
@@ -25,23 +26,45 @@ def round_stochastically(values: Tensor, generator: torch.Generator | None) -> T
 
 
 class RoundedUpdate(ParameterUpdate):
-    """One bf16 parameter, updated in fp32; it and its state are rounded at random, unless the state is packed."""
+    """Bf16 parameters, updated in fp32; they and their state are rounded at random, unless the state is packed.
 
-    def __init__(self, optimizer: Optimizer, weight: nn.Parameter, number: int, setup: Setup) -> None:
-        """Takes the parameter, and the source of random bits."""
-        super().__init__(optimizer, weight, number)
+    Small ones go together, up to half as many numbers as the largest parameter has: each operator costs the host as long for
+    a norm's weights as for a matrix.
+    """
+
+    def __init__(self, optimizer: Optimizer, weights: Sequence[nn.Parameter], number: int, setup: Setup) -> None:
+        """Takes the parameters, and the source of random bits."""
+        super().__init__(optimizer, weights, number)
         self._generator = setup.generator
         self._packed = STORAGE in self.groups[0]
 
+    @classmethod
+    def together(cls, weights: Sequence[nn.Parameter], group: Settings, setup: Setup) -> list[list[nn.Parameter]]:
+        """Returns the parameters of a group that are updated together."""
+        if setup.recipe.step_in_backward or setup.ranks is not None or STORAGE in group:
+            return [[weight] for weight in weights]
+        most = max((weight.numel() for weight in weights), default=0) // 2
+        found, small, numbers = list[list[nn.Parameter]](), list[nn.Parameter](), 0
+        for weight in weights:
+            if weight.numel() > most or weight.dtype != torch.bfloat16:
+                found.append([weight])
+                continue
+            if numbers + weight.numel() > most:
+                found.append(small)
+                small, numbers = [], 0
+            small.append(weight)
+            numbers += weight.numel()
+        return [*found, small] if small else found
+
     def make_state(self) -> None:
-        """Does nothing: the state belongs to the fp32 stand-in, and is made before the weight changes."""
+        """Does nothing: the state belongs to fp32 stand-ins, and is made before a weight changes."""
 
     def at_once(self, bad: Tensor | None) -> bool:
         """Returns False: numbers are rounded one tensor after the other."""
         return False
 
     def step(self, bad: Tensor | None) -> None:
-        """Updates the parameter from its `grad`.
+        """Updates the parameters from their `grad`.
 
         `bad`: 0-dim float32 flag on the device: 1 leaves everything alone; None: the step is known to be good.
         """
@@ -54,51 +77,74 @@ class RoundedUpdate(ParameterUpdate):
             if bool(bad.bool()):
                 return
             bad = None
-        assert self.weight.grad is not None
-        gradient = self.weight.grad.float()
-        self.weight.grad = None
-        weight, state = self._updated_in_fp32(gradient)
-        del gradient  # rounding needs room of its own
-        with torch.no_grad():
-            self.weight.copy_(self._kept(self.weight, self._narrow(weight), bad))
-            del weight
-            rounded = {}
-            for name in list(state):
-                # until the flag is known, a first step's state is that of no step
-                chosen = state[name] if bad is None else self._chosen(name, state[name], bad)
-                rounded[name] = chosen if self._packed else self._narrow(chosen)
-                del state[name]
-        self.optimizer.state[self.weight] = rounded
+        moved = [weight for weight in self.weights if weight.grad is not None]
+        states = self.optimizer.state
+        for began in (True, False):  # one whose first gradient comes late has no state yet
+            weights = [weight for weight in moved if bool(states.get(weight)) is began]
+            if weights:
+                self._step_of(weights, bad)
 
-    def _updated_in_fp32(self, gradient: Tensor) -> tuple[Tensor, dict[str, Any]]:
-        """Returns the updated weight and its state, by way of an fp32 stand-in that exists during the step only."""
-        standin = nn.Parameter(self.weight.detach().float())
-        standin.grad = gradient
+    def _step_of(self, weights: list[nn.Parameter], bad: Tensor | None) -> None:
+        gradients = [weight.grad.float() for weight in weights if weight.grad is not None]
+        for weight in weights:
+            weight.grad = None
+        new, states = self._updated_in_fp32(weights, gradients)
+        del gradients  # rounding needs room of its own
+        with torch.no_grad():
+            self._take(list(weights), new, list(weights), bad)
+            del new
+            kept = [self.optimizer.state.get(weight, {}) for weight in weights]
+            rounded: list[dict[str, Any]] = [{} for _ in weights]
+            for name in list(states[0]):
+                values = [state.pop(name) for state in states]
+                if self._packed or not isinstance(values[0], Tensor):
+                    found = values
+                else:
+                    old = [state[name] for state in kept] if kept[0] else None
+                    found = self._take(old, values, None, bad)
+                for state, value in zip(rounded, found, strict=True):
+                    state[name] = value
+        for weight, state in zip(weights, rounded, strict=True):
+            self.optimizer.state[weight] = state
+
+    def _updated_in_fp32(
+        self, weights: list[nn.Parameter], gradients: list[Tensor]
+    ) -> tuple[list[Tensor], list[dict[str, Any]]]:
+        """Returns the updated weights and their state, by way of fp32 stand-ins that exist during the step only."""
+        standins = [nn.Parameter(weight.detach().float()) for weight in weights]
         states = self.optimizer.state
         try:
-            if self.state:
-                states[standin] = {name: self._wide(value) for name, value in self.state.items()}
-            with self.alone(standin):
+            for weight, standin, gradient in zip(weights, standins, gradients, strict=True):
+                standin.grad = gradient
+                if states.get(weight):
+                    states[standin] = {name: self._wide(value) for name, value in states[weight].items()}
+            with self.alone(standins):
                 self.optimizer.step()
         finally:
-            state = states.pop(standin, {})
-        return standin.detach(), state
+            found = [states.pop(standin, {}) for standin in standins]
+        return [standin.detach() for standin in standins], found
 
-    def _chosen(self, name: str, value: Any, bad: Tensor) -> Any:
-        if not isinstance(value, Tensor):
-            return value
-        old = self._wide(self.state[name]) if self.state else torch.zeros_like(value)
-        return self._kept(old, value, bad.to(value.device))
+    def _take(
+        self, old: list[Any] | None, new: list[Tensor], into: list[Any] | None, bad: Tensor | None
+    ) -> list[Tensor]:
+        """Rounds new values and returns them, in new tensors or `into` some; where the step is bad, the old values.
 
-    @staticmethod
-    def _kept(old: Tensor, new: Tensor, bad: Tensor | None) -> Tensor:
-        return new if bad is None else torch.where(bad.bool(), old, new)
-
-    def _narrow(self, value: Any) -> Any:
-        """Returns bf16 for everything as large as a weight; step counts stay exact."""
-        if isinstance(value, Tensor) and value.dim():
-            return round_stochastically(value.detach(), self._generator)
-        return value
+        Until the flag is known, a first step's state (`old` is None) is that of no step. Step counts are not rounded.
+        """
+        sizes = [value.numel() for value in new]
+        flat = new[0].detach().flatten() if len(new) == 1 else torch.cat([value.detach().flatten() for value in new])
+        if new[0].dim():
+            flat = round_stochastically(flat, self._generator)
+        if bad is not None:
+            before = torch.zeros_like(flat) if old is None else torch.cat([value.detach().flatten() for value in old])
+            flat = torch.where(bad.to(flat.device).bool(), before, flat)
+        parts = [part.view(value.shape) for part, value in zip(torch.split(flat, sizes), new, strict=True)]
+        if into is None:
+            if len(parts) == 1:
+                return parts
+            into = [torch.empty_like(part) for part in parts]
+        torch._foreach_copy_(into, parts)
+        return into
 
     def _wide(self, value: Any) -> Any:
         """An fp32 copy for the update to work on; a step count is copied too, because optimizers raise it in place."""
