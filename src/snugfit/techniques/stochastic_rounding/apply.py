@@ -46,7 +46,9 @@ class RoundedUpdate(ParameterUpdate):
         most = max((weight.numel() for weight in weights), default=0) // 2
         found, small, numbers = list[list[nn.Parameter]](), list[nn.Parameter](), 0
         for weight in weights:
-            if weight.numel() > most or weight.dtype != torch.bfloat16:
+            if (
+                weight.numel() > most or weight.dtype != torch.bfloat16 or not weight.dim()
+            ):  # numbers alone are not rounded
                 found.append([weight])
                 continue
             if numbers + weight.numel() > most:
@@ -95,15 +97,15 @@ class RoundedUpdate(ParameterUpdate):
             del new
             kept = [self.optimizer.state.get(weight, {}) for weight in weights]
             rounded: list[dict[str, Any]] = [{} for _ in weights]
-            for name in list(states[0]):
-                values = [state.pop(name) for state in states]
-                if self._packed or not isinstance(values[0], Tensor):
-                    found = values
-                else:
-                    old = [state[name] for state in kept] if kept[0] else None
-                    found = self._take(old, values, None, bad)
-                for state, value in zip(rounded, found, strict=True):
-                    state[name] = value
+            for name in dict.fromkeys(name for state in states for name in state):
+                # Some have other state than their neighbours, as matrices by Adafactor.
+                having = [number for number, state in enumerate(states) if name in state]
+                values = [states[number].pop(name) for number in having]
+                if not self._packed and all(isinstance(value, Tensor) for value in values):
+                    old = [kept[number][name] for number in having] if kept[0] else None
+                    values = self._take(old, values, None, bad)
+                for number, value in zip(having, values, strict=True):
+                    rounded[number][name] = value
         for weight, state in zip(weights, rounded, strict=True):
             self.optimizer.state[weight] = state
 
