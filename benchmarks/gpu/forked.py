@@ -167,7 +167,7 @@ def main() -> int:
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # asking whether there is a card starts CUDA otherwise
     for package in PACKAGES:
         importlib.import_module(package)
-    os.environ[TURN] = str(folder / ".turn")
+    os.environ[TURN] = str(Path(tempfile.mkdtemp(prefix="snugfit-")) / "turn")
     running: list[Row] = []
     while running or (waiting and time.monotonic() < end):
         if waiting and len(running) < args.jobs and time.monotonic() < end and _free_gib(place) >= FREE_GIB:
