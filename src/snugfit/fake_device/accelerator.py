@@ -12,6 +12,7 @@ of torch, and host and device can be told apart. Two kinds of run are known:
 from __future__ import annotations
 
 import contextlib
+import functools
 import struct
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -269,18 +270,13 @@ def names_of_cuda() -> list[str]:
     return [*functions, "Stream", "Event"]
 
 
-_OTHER_NAMES = {
-    **dict.fromkeys(("current_device_index", "current_device_idx"), "current_device"),
-    **dict.fromkeys(("set_device_index", "set_device_idx"), "set_device"),
-}
-"""Names of `torch.accelerator` that differ from those of `torch.cuda`."""
-
-
+@functools.cache
 def of_any_accelerator() -> list[Change]:
-    """Returns the replacements by which `torch.accelerator` asks this device.
+    """Returns the replacements by which `torch.accelerator` asks this device for streams and memory.
 
     Torch's own ask C++ hooks, which a device of Python has not: some refuse, others read its streams as something else.
     """
-    names = set(torch.accelerator.__all__) - {"get_device_capability"}
-    pairs = [(name, _OTHER_NAMES.get(name, name)) for name in sorted(names)]
-    return [(torch.accelerator, name, getattr(backend, mine)) for name, mine in pairs if hasattr(backend, mine)]
+    names = [name for name in torch.accelerator.__all__ if "memory" in name or "cache" in name or "stream" in name]
+    found = [name for name in (*names, "synchronize") if hasattr(backend, name)]
+    # Functions of their own, and always the same: Dynamo knows those of `torch.accelerator` and of a device apart.
+    return [(torch.accelerator, name, functools.partial(getattr(backend, name))) for name in found]
