@@ -107,8 +107,7 @@ def _steps(configuration: Configuration, place: Place) -> dict[str, Any]:
     from benchmarks.gpu.training_run import calibrated
     from snugfit.techniques.blocks import find_blocks
 
-    plain = configuration.run(place.kind)
-    runs = (plain, dataclasses.replace(plain, recipe=plain.recipe.replace(checkpoint="all")))
+    runs = _runs(configuration, place)
     passes: list[dict[str, float | None]] = []
     for _ in range(_PASSES[place.kind]):
         with calibrated(place):
@@ -125,9 +124,15 @@ def _steps(configuration: Configuration, place: Place) -> dict[str, Any]:
             one[f"predicted_{name}_seconds"] = expected
         passes.append(one)
     with torch.device("meta"):
-        blocks = len(find_blocks(plain.build()))
+        blocks = len(find_blocks(runs[0].build()))
     found: dict[str, Any] = {name: _median([one[name] for one in passes]) for name in passes[0]}
     return _with_blocks({**found, "passes": passes, "blocks": blocks})
+
+
+def _runs(configuration: Configuration, place: Place) -> tuple[TrainingRun, TrainingRun]:
+    """Plain steps, and those with all blocks checkpointed."""
+    plain = configuration.run(place.kind)
+    return plain, dataclasses.replace(plain, recipe=plain.recipe.replace(checkpoint="all"))
 
 
 def _with_blocks(found: dict[str, Any]) -> dict[str, Any]:
@@ -148,8 +153,7 @@ def predicted_again(name: str, measured: dict[str, Any], place: Place) -> dict[s
     """
     if not name.startswith(_STEP) or place.kind == "cpu":
         return measured
-    plain = next(one for one in STEPS if _STEP + one.name == name).run(place.kind)
-    runs = (plain, dataclasses.replace(plain, recipe=plain.recipe.replace(checkpoint="all")))
+    runs = _runs(next(one for one in STEPS if _STEP + one.name == name), place)
     names = ("predicted_step_seconds", "predicted_checkpointed_step_seconds")
     new = dict(zip(names, _predicted(runs, place), strict=True))
     return _with_blocks({**measured, **new, "passes": [{**one, **new} for one in measured["passes"]]})
@@ -305,6 +309,7 @@ PART = Part(
     title="Time of a step, of a recomputed block, and the constants behind it",
     cases=cases,
     measure=measure,
+    predict_again=predicted_again,
     line=_line,
     first=8,
     timed=True,

@@ -76,6 +76,8 @@ class Part:
     None for a case that no command runs: then `measure` and `predict` do."""
     predict: Predict | None = None
     """Predicts the case of a name, in the harness's workers; None where measuring includes it, or nothing is predicted."""
+    predict_again: Callable[[str, dict[str, Any], Place], dict[str, Any]] | None = None
+    """Makes the predictions anew that stand among what was measured of a case; None where `predict` makes all."""
     line: Callable[[dict[str, Any]], str]
     """A row in one line for the console."""
     first: int

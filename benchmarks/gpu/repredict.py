@@ -13,7 +13,6 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.gpu import clock
 from benchmarks.gpu.harness import PLACE_FILE, Say
 from benchmarks.gpu.part import Part, Place
 from benchmarks.gpu.parts import PARTS
@@ -58,10 +57,10 @@ def repredict(folder: Path, part: Part, pool: Pool, match: str = "", say: Say = 
             continue
         new: dict[str, Any] = {key: value for key, value in row.items() if key not in ("predicted", "error")}
         try:
-            if part.predict is None:
-                new["measured"] = clock.predicted_again(name, row["measured"], place)
-            else:
+            if part.predict is not None:
                 new["predicted"] = part.predict(name, place, pool)
+            if part.predict_again is not None:
+                new["measured"] = part.predict_again(name, row["measured"], place)
         except SnugfitError as error:
             new["error"] = f"prediction: {without_paths(str(error))}"
         new["predicted_with_torch"] = dict(versions())["torch"]
@@ -82,7 +81,7 @@ def main() -> None:
     pool = Pool()
     try:
         for part in PARTS.values():
-            if part.predict is not None or part is clock.PART:
+            if part.predict is not None or part.predict_again is not None:
                 repredict(RESULTS / args.folder, part, pool, args.match)
     finally:
         pool.close()

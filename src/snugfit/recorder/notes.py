@@ -7,8 +7,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.autograd.graph import saved_tensors_hooks
 
 from snugfit import private_torch
+from snugfit.attributes import Change
 from snugfit.fake_device.accelerator import Stream
 from snugfit.fake_device.ranks import cards_of_machine, runs_beside
 from snugfit.operators.collective_calls import run_of
@@ -98,15 +100,22 @@ class Notes:
         )
         self._ledger.peak_bytes = max(self._ledger.peak_bytes, self._ledger.allocated_bytes + size)
 
-    def hook(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns a pack or unpack hook of saved tensors that is counted: the host runs it between two operators."""
+    def counted_hooks(self) -> list[Change]:
+        """Returns what counts the hooks that pack and unpack saved tensors: the host runs them between two operators."""
+        made = saved_tensors_hooks.__init__
 
-        @functools.wraps(original)
-        def counted(saved: Any) -> Any:
-            self._hooks += 1
-            return original(saved)
+        def counted(hook: Callable[[Any], Any]) -> Callable[[Any], Any]:
+            @functools.wraps(hook)
+            def called(saved: Any) -> Any:
+                self._hooks += 1
+                return hook(saved)
 
-        return counted
+            return called
+
+        def make(hooks: Any, pack_hook: Any, unpack_hook: Any) -> None:
+            made(hooks, counted(pack_hook), counted(unpack_hook))
+
+        return [(saved_tensors_hooks, "__init__", make)]
 
     def _waited_for(self) -> tuple[int, ...]:
         """The runs of other streams that the next one of the current stream waits for."""

@@ -13,7 +13,6 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import torch
-from torch.autograd.graph import saved_tensors_hooks
 
 from snugfit import private_torch
 from snugfit.attributes import replaced
@@ -115,14 +114,8 @@ class Recorder(RankOperators, DirectMode):
         self._entered.enter_context(replaced((backend, name, value) for name, value in told.items()))
         # Backward runs in this thread then: a dispatch mode sees no other.
         self._entered.enter_context(torch.autograd.set_multithreading_enabled(False))
-        hooked = saved_tensors_hooks.__init__
-
-        def init(self_: Any, pack_hook: Any, unpack_hook: Any) -> None:
-            hooked(self_, self._notes.hook(pack_hook), self._notes.hook(unpack_hook))
-
-        self._entered.enter_context(replaced([(saved_tensors_hooks, "__init__", init)]))
         if self._cuda:
-            self._entered.enter_context(replaced(of_any_accelerator()))
+            self._entered.enter_context(replaced([*of_any_accelerator(), *self._notes.counted_hooks()]))
             self._plans = _plans.setdefault(self.personality, {})
         else:
             operators = self._calls.operators = cpu_operators.of_this_processor()

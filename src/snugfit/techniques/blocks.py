@@ -76,13 +76,13 @@ def has_forward(module: nn.Module) -> bool:
     return type(module).forward is not nn.Module.forward
 
 
-def callable_parts(module: nn.Module) -> Iterator[str]:
-    """Yields the outermost modules inside a module that can be called and have children of their own, by name."""
+def callable_parts(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yields the outermost modules inside a module that can be called, with their names."""
     for name, child in module.named_children():
-        if not has_forward(child):
-            yield from (f"{name}.{part}" for part in callable_parts(child))
-        elif any(True for _ in child.children()):
-            yield name
+        if has_forward(child):
+            yield name, child
+        else:
+            yield from ((f"{name}.{part}", inner) for part, inner in callable_parts(child))
 
 
 def is_adapted(module: nn.Module) -> bool:

@@ -72,7 +72,12 @@ class Calls:
         self._judged = True
         if not self._blocks or any(around.called for _, around in self._blocks.values()):
             return
-        parts = [f"{name}.{part}" for name, (block, _) in self._blocks.items() for part in callable_parts(block)]
+        parts = [
+            f"{name}.{part}"
+            for name, (block, _) in self._blocks.items()
+            for part, inner in callable_parts(block)
+            if any(True for _ in inner.children())
+        ]
         instead = (
             f"Name modules that it calls, perhaps some of {listed(parts)}" if parts else "Name modules that it calls"
         )

@@ -21,7 +21,7 @@ from snugfit.recipe import Recipe
 from snugfit.run import Run
 from snugfit.techniques import left_to_the_loop
 from snugfit.techniques.base import ModelTechnique, Setup, WrappedForward, model_techniques, wanted_techniques
-from snugfit.techniques.blocks import has_forward
+from snugfit.techniques.blocks import callable_parts, has_forward
 from snugfit.techniques.host_pool import HostPool
 from snugfit.techniques.init.apply import settle
 from snugfit.techniques.streams import CopyStream
@@ -202,18 +202,10 @@ def apply(model: nn.Module, recipe: Recipe | HasRecipe, *, device: torch.device 
 
 def _called_from_outside(model: nn.Module) -> Iterator[nn.Module]:
     """Yields what a loop may call: the model, or those in a container, and their parts where nothing surrounds the whole."""
-    for whole in [model] if has_forward(model) else list(_parts(model)):
+    for whole in [model] if has_forward(model) else [part for _, part in callable_parts(model)]:
         yield whole
         if not isinstance(vars(whole).get("forward"), WrappedForward):
-            yield from _parts(whole)
-
-
-def _parts(module: nn.Module) -> Iterator[nn.Module]:
-    for child in module.children():
-        if has_forward(child):
-            yield child
-        else:
-            yield from _parts(child)
+            yield from (part for _, part in callable_parts(whole))
 
 
 def _needs_context(technique: ModelTechnique, recipe: Recipe) -> InputError:
