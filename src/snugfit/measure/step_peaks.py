@@ -21,7 +21,7 @@ WINDOW = 12
 """First steps whose events are recorded on the CPU; enough to see growth in them."""
 _SHARE = 0.002
 """Part of the time that adding events up may take after those, and that reading the heap may."""
-_SURELY_READ = 64
+_SURELY_READ = 32
 """Readings of the heap before that is asked."""
 
 

@@ -13,8 +13,8 @@ from torch._C._profiler import (
     ProfilerConfig,
     ProfilerState,
     RecordScope,
-    _EventType,
     _ExperimentalConfig,
+    _ExtraFields_Allocation,
 )
 
 _CPU = torch.device("cpu")
@@ -55,7 +55,7 @@ def stop_allocator_events() -> list[tuple[int, int]]:
         event = left.pop()
         left.extend(event.children)
         fields: Any = event.extra_fields
-        if event.tag == _EventType.Allocation and fields.device == _CPU:
+        if isinstance(fields, _ExtraFields_Allocation) and fields.device == _CPU:
             found.append((event.start_time_ns, fields.alloc_size, fields.ptr))
     found.sort(key=lambda one: one[0])
     return [(nbytes, address) for _, nbytes, address in found]
