@@ -16,10 +16,11 @@ import re
 import sys
 import warnings
 from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 from snugfit import __version__
-from snugfit.errors import InputError, SnugfitError, SnugfitWarning, did_you_mean, nearest, on_command_line
+from snugfit.errors import InputError, SnugfitError, SnugfitWarning, did_you_mean, nearest, note, on_command_line
 from snugfit.report.waiting import say, waits_are_told
 
 COMMANDS = {
@@ -73,10 +74,13 @@ def _main(argv: Sequence[str] | None) -> int:
     with spoken_to_a_person():
         try:
             args = parse(sys.argv[1:] if argv is None else argv)
+            if args.ours_behind:
+                _note_unread(args)
             code: int = args.run(args)
             sys.stdout.flush()
         except SnugfitError as error:
-            behind = getattr(args, "ours_behind", "") if isinstance(error, InputError) else ""
+            ours = args.ours_behind if args is not None and isinstance(error, InputError) else []
+            behind = f" What stands behind the script is its own: put {', '.join(ours)} before it." if ours else ""
             print(f"snugfit: {error}{behind}", file=sys.stderr)
             return error.exit_code
         except KeyboardInterrupt:
@@ -166,16 +170,24 @@ def _options_of(parser: argparse.ArgumentParser) -> list[str]:
     return [option for action in parser._actions for option in action.option_strings]
 
 
-def _ours_among(words: Sequence[str], command: argparse.ArgumentParser) -> str:
-    """What to say of options behind a script that are about the answer, not about the training, should it fail."""
+def _ours_among(words: Sequence[str], command: argparse.ArgumentParser) -> list[str]:
+    """The options behind a script that are about the answer, not about the training."""
     ours = {
         option
         for action in command._actions
         if not action.dest.startswith(("recipe_", "workload_"))
         for option in action.option_strings
     }
-    found = [word for word in words if word.partition("=")[0] in ours]
-    return f" What stands behind the script is its own: put {', '.join(found)} before it." if found else ""
+    return [name for word in words if (name := word.partition("=")[0]) in ours]
+
+
+def _note_unread(args: argparse.Namespace) -> None:
+    """Says so where a script is given an option of ours that its text does not name."""
+    text = ""
+    with contextlib.suppress(OSError):
+        text = Path(args.model).read_text(encoding="utf-8", errors="replace")
+    if unread := [name for name in args.ours_behind if name not in text]:
+        note(f"{', '.join(unread)}: given to {args.model}, as all that stands behind it. For snugfit put it before.")
 
 
 def _help_of(error: argparse.ArgumentError, command: argparse.ArgumentParser | None) -> str:

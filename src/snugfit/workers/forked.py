@@ -16,7 +16,6 @@ from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar
 
 from snugfit.errors import SnugfitError
-from snugfit.private_torch import late_compiler
 from snugfit.workers.failures import NOT_TRIED, cannot_run, line_of
 
 T = TypeVar("T")
@@ -48,6 +47,8 @@ def forked(function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
 
 
 def _answer(writing: int, function: Callable[..., Any], args: Any, kwargs: Any) -> NoReturn:
+    from snugfit.private_torch import late_compiler  # has torch, which a command that asks a worker does without
+
     ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
     try:
         answer: tuple[bool, Any] = True, function(*args, **kwargs)

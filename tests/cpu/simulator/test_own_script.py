@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from command_line import run_command
+from run_code import run_code
 from safetensors.torch import save_file
 
 from snugfit.cli import main
@@ -69,6 +70,19 @@ def test_words_behind_the_script_are_its_own(tmp_path, capsys):
     path = written(tmp_path, TRAINS + LOOP)
     (_, small, _), (_, large, _) = (estimated(capsys, path, "--width", width) for width in ("256", "4096"))
     assert large["anatomy_bytes"]["weights"] > 10 * small["anatomy_bytes"]["weights"]
+
+
+def test_options_of_ours_behind_a_script_are_told(tmp_path):
+    path = written(tmp_path, TRAINS.replace("parse_args()", "parse_known_args()[0]") + LOOP)
+    words = ["estimate", "--device", "t4-16gb", "--json", str(path), "--width", "8", "--device=rtx-4090"]
+    done = run_code(
+        "import sys\nfrom snugfit.cli import main\n"
+        f"assert main({words}) == 0\nassert 'torch' not in sys.modules, 'seconds more'\n",
+        without_torch=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert [row["name"] for row in json.loads(done.stdout)["devices"]] == ["t4-16gb"]
+    assert f"--device: given to {path}" in done.stderr and "put it before" in done.stderr
 
 
 def test_a_device_object_says_cuda(tmp_path, capsys):
