@@ -15,6 +15,7 @@ import argparse
 import json
 import os
 import resource
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -36,6 +37,8 @@ ESTIMATES = {
     "llama_8b_qlora": f"{_TEXT} --init device --adapter lora --quantize nf4",
 }
 """What is typed after `snugfit estimate`; every card of the table is answered for."""
+SCRIPT = ROOT / "examples" / "plain_training.py"
+"""The script that is estimated as it is, for one card."""
 PLANS = {
     "vit_l_16": "torchvision:vit_l_16 --batch-size 64 --device rtx-4090 --budget 12GiB",
     "llama_8b_nothing_fits": (
@@ -73,8 +76,8 @@ def imports(folder: Path, repeats: int) -> dict[str, Any]:
 def commands(folder: Path, repeats: int) -> dict[str, Any]:
     """Each estimate as typed."""
     rows = {}
-    for name, typed in ESTIMATES.items():
-        row = seconds_of([sys.executable, "-m", "snugfit", "estimate", *typed.split(), "--json"], folder, repeats)
+    for name, typed in (ESTIMATES | {"script": f"--device rtx-4090 {SCRIPT.name}"}).items():
+        row = seconds_of([sys.executable, "-m", "snugfit", "estimate", "--json", *typed.split()], folder, repeats)
         del row["printed"]
         rows[name] = {"typed": f"snugfit estimate {typed}", **row}
     return rows
@@ -216,6 +219,7 @@ def main() -> None:
     path = RESULTS / "cold_answers.json"
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "8b.json").write_text(json.dumps(LLAMA_8B), encoding="utf-8")
+        shutil.copy(SCRIPT, folder)
         os.environ["PYTHONPATH"] = os.pathsep.join((str(ROOT), str(ROOT / "src")))
         for name, measured in PARTS.items():
             if args.only in (None, name):

@@ -203,7 +203,7 @@ class Planner:
         Then what wider fidelity would save is simulated as well, to be named: two recipes at a time.
         """
         if least_weights_of(smallest.space) > capacity:
-            smallest.start(LEVELS[-1])
+            smallest.start(LEVELS[-1], lowest=self.constraints.widest)
             return True
         leanest = smallest.start(self.constraints.widest)
         return leanest is not None and leanest.need_bytes > _FAR * capacity

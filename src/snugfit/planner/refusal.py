@@ -60,9 +60,9 @@ class Refusal:
         """Returns the limits that stand in the way, each lifted alone, the smallest change first."""
         return [*self._more_host(), *self._without_pins_and_bans(), *self._less_fidelity()]
 
-    def _fitting(self, space: Space) -> list[Probe]:
-        """What fits of all that is simulated by now, and of the recipes that save everything at once."""
-        Smallest(space).start(space.constraints.widest)
+    def _fitting(self, space: Space, lowest: Level = LEVELS[0]) -> list[Probe]:
+        """What fits of all that is simulated by now, and of the recipes that save everything at once, from a level on."""
+        Smallest(space).start(space.constraints.widest, lowest=lowest)
         return [probe for probe in space.usable() if probe.need_bytes <= self.capacity_bytes]
 
     def _more_host(self) -> Iterator[Remedy]:
@@ -113,7 +113,7 @@ class Refusal:
 
     def _less_fidelity(self) -> Iterator[Remedy]:
         for level in LEVELS[LEVELS.index(self.allowed) + 1 :]:
-            fits = self._fitting(self.space.under(self.space.constraints.up_to(level)))
+            fits = self._fitting(self.space.under(self.space.constraints.up_to(level)), lowest=level)
             if fits:
                 limit, instead = "the fidelity that is allowed", f"--allow {_words(level)}"
                 yield Remedy(limit=limit, instead=instead, recipe=_fastest(fits).recipe)

@@ -41,12 +41,14 @@ class Smallest:
         self._started: set[Level] = set()
         self._searched: set[Level] = set()
 
-    def start(self, level: Level, enough_bytes: int = 0) -> Probe | None:
+    def start(self, level: Level, enough_bytes: int = 0, lowest: Level = LEVELS[0]) -> Probe | None:
         """Returns the best of the recipes that save everything at once, and of what else was simulated.
 
         `enough_bytes`: where one needs no more than this, those that give up less fidelity are not simulated.
+        `lowest`: nor are those of levels below this one, now or later.
         """
         space = self.space.under(self.space.constraints.up_to(level))
+        self._started.update(LEVELS[: LEVELS.index(lowest)])
         new = [name for name in LEVELS if name in space.constraints.allow and name not in self._started]
         for names in [[name] for name in reversed(new)] if enough_bytes else [new]:
             best = _leanest(space)
