@@ -115,11 +115,9 @@ def _by_table(args: argparse.Namespace, stored: StoredRun) -> int:
     """Exports to a tool that has a table."""
     from snugfit.interop.export_tables import export_to
 
-    request = stored.request
-    spec = args.model or (None if request is None else request.model)
-    model = spec.partition(":")[2] if isinstance(spec, str) and spec.startswith("hf:") else None
-    seq_len = args.seq_len or (None if request is None else request.seq_len)
-    export = export_to(args.to, stored.run, model=model, seq_len=seq_len)
+    spec = args.model or stored.model or ""
+    model = spec.partition(":")[2] if spec.startswith("hf:") else None
+    export = export_to(args.to, stored.run, model=model, seq_len=args.seq_len or stored.seq_len)
     named = None if args.device is None else _named(args, stored)
     _show(args, export, _costs(args, stored, named, export))
     return 0

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from snugfit.cli import groups, is_script, options, output, parse
 from snugfit.devices import DEVICES
-from snugfit.errors import InputError, did_you_mean
+from snugfit.errors import InputError, SnugfitError, did_you_mean
 from snugfit.fields import field_infos
 from snugfit.recipe import Recipe
 
@@ -67,6 +67,7 @@ def run(args: argparse.Namespace) -> int:
     from snugfit.report.page import live_page
     from snugfit.serving.desk import Desk
     from snugfit.serving.server import Server
+    from snugfit.simulator.request import check_named
 
     if args.model is not None and is_script(args.model):
         raise InputError(f"{args.model} is a script, and the page changes models by name. Give {args.model}:FUNCTION.")
@@ -77,7 +78,12 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(f"--port is {args.port}; give a port from 1 to 65535, or leave it out.")
     desk = Desk(lambda asked, warm, search: _answers(asked, args, warm, search))
     try:
+        if args.model is not None:
+            desk.begin(check_named, options.named_model(args), options.settings_from(args)[1].batch_size)
         server = Server(live_page(_form(args)), desk, args.port or 0)
+    except SnugfitError:
+        desk.close()
+        raise
     except OSError as error:
         desk.close()
         raise InputError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,10 @@ class StoredRun:
     """The two."""
     request: Request | None
     """What the run trained; None where the recipe is no run's."""
+    model: str | None = None
+    """The model that it is for, as it was typed; None where the file does not say it."""
+    seq_len: int | None = None
+    """Tokens of a sample, likewise."""
 
 
 def stored_run(path: Path, settings: Mapping[str, Any], *, batch_size: int) -> StoredRun:
@@ -48,25 +53,44 @@ def stored_run(path: Path, settings: Mapping[str, Any], *, batch_size: int) -> S
             )
         kept = RunFiles(path)
         request = kept.read_request()
-        return StoredRun(run=Run(kept.read_recipe(), request.settings.replace(**settings)), request=request)
-    fields, kept_settings = _of_json(path) if path.suffix.lower() == ".json" else (None, {})
+        run = Run(kept.read_recipe(), request.settings.replace(**settings))
+        model = request.model if isinstance(request.model, str) else None
+        return StoredRun(run=run, request=request, model=model, seq_len=request.seq_len)
+    document = _document(path) if path.suffix.lower() == ".json" else {}
     storage, given = by_owner(settings)
-    workload = Workload.from_mapping({"batch_size": batch_size, **kept_settings, **given})
-    recipe = Recipe.from_yaml(path, **storage) if fields is None else Recipe.from_mapping({**fields, **storage})
-    return StoredRun(run=Run(recipe, workload), request=None)
+    workload = Workload.from_mapping({"batch_size": batch_size, **_settings(document), **given})
+    if document:
+        recipe = Recipe.from_mapping({**document.get("recipe", document), **storage})
+    else:
+        recipe = Recipe.from_yaml(path, **storage)
+    model, seq_len = _subject(document)
+    return StoredRun(run=Run(recipe, workload), request=None, model=model, seq_len=seq_len)
 
 
-def _of_json(path: Path) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """The recipe in the JSON of `snugfit plan`, `snugfit train` or `plan.json`, or a JSON recipe; and its settings."""
+def _document(path: Path) -> dict[str, Any]:
+    """The JSON of `snugfit plan`, `snugfit train` or `plan.json`, or a JSON recipe."""
     named = f"recipe file {str(path)!r}"
     document = read_json(path, named, instead="Give what `snugfit plan --json` printed.")
-    recipe = document.get("recipe", document) if isinstance(document, dict) else None
-    if not isinstance(recipe, dict):
+    if not isinstance(document, dict) or not isinstance(document.get("recipe", document), dict):
         raise InputError(
             f"{named} holds no recipe. Give what `snugfit plan --json` printed, or `snugfit plan -o` wrote."
         )
+    return document
+
+
+def _settings(document: Mapping[str, Any]) -> Mapping[str, Any]:
     for outer, inner in (("budgets", "workload"), ("workload", "settings")):  # of a plan, of a run
         kept = document.get(outer)
         if isinstance(kept, dict) and isinstance(kept.get(inner), dict):
-            return recipe, kept[inner]
-    return recipe, {}
+            return kept[inner]
+    return {}
+
+
+def _subject(document: Mapping[str, Any]) -> tuple[str | None, int | None]:
+    """The language model of a plan where it has weights, not only a config; and the tokens of a sample."""
+    estimate = document.get("estimate")
+    title = str(estimate.get("title")) if isinstance(estimate, dict) else ""
+    if estimate is None or not title.startswith("hf:"):
+        return None, None
+    tokens = re.fullmatch(r"\d+ x (\d+)", str(estimate.get("batch_shape")))
+    return None if title.endswith(".json") else title, None if tokens is None else int(tokens[1])

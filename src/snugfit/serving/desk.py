@@ -67,6 +67,10 @@ class Desk:
         self._warm, self._search = Pool(1), Pool(workers)
         self._warm.start()
 
+    def begin(self, function: Callable[..., Any], *args: Any) -> None:
+        """Runs something in the warm worker before anything is asked; raises what it raises."""
+        self._warm.call(function, *args)
+
     def ask(
         self, tab: str, question: Question, asked: Mapping[str, str], send: Callable[[Mapping[str, Any]], None]
     ) -> None:

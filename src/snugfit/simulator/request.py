@@ -91,6 +91,14 @@ def record_named(
     )
 
 
+def check_named(named: NamedModel, batch_size: int) -> None:
+    """Raises where a model by name, or a batch for it, cannot be made; in a worker, which has its library from then on."""
+    from snugfit.workloads.model_batches import batch_for
+
+    task, model = build_named(named)
+    batch_for(model, named.spec, task, batch_size=batch_size, device="meta", **named.shape)
+
+
 def _itself(model: torch.nn.Module) -> torch.nn.Module:
     """Returns a module that is built already, for code that calls what it is given."""
     return model

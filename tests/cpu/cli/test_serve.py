@@ -10,7 +10,7 @@ import urllib.request
 import patience
 import pytest
 from benchmarks.browser import browser, missing
-from command_line import MODEL_FILE, environment
+from command_line import MODEL_FILE, environment, run_command
 
 from snugfit.cli import options, parse, serve
 from snugfit.errors import InputError
@@ -74,6 +74,13 @@ def test_a_page_may_not_ask_for_files_or_nonsense(wanted, said):
     args = parse(["serve", "model.py:build"])
     with pytest.raises(InputError, match=said.replace("(", r"\(")):
         list(serve._answers(wanted, args, None, None))
+
+
+@pytest.mark.parametrize("model", ["torchvision:resnet19", "absent.py:build"])
+def test_a_model_that_is_not_there_is_told_before_a_page_is(model, tmp_path):
+    done = run_command("serve", model, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "") and model.partition(":")[0] in done.stderr, done.stderr
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.skipif(bool(missing()), reason=missing() or "there is a browser")
