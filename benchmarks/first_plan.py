@@ -26,10 +26,14 @@ def block(results: dict[str, Any]) -> str:
     return f"```console\n$ {results['line']}\n{head}\n...\n{other.rstrip()}\n```\n\n{said}"
 
 
+def words() -> list[str]:
+    """What is typed behind `snugfit`."""
+    return LINE.replace("\\\n", "").split()[1:]
+
+
 def main() -> None:
     """Runs the command as it is typed."""
-    words = LINE.replace("\\\n", "").split()[1:]
-    ran = subprocess.run([sys.executable, "-m", "snugfit", *words], capture_output=True, text=True, check=True)
+    ran = subprocess.run([sys.executable, "-m", "snugfit", *words()], capture_output=True, text=True, check=True)
     write("first_plan", {"line": LINE, "text": ran.stdout})
 
 

@@ -134,9 +134,14 @@ def test_what_the_tool_has_no_word_for_is_priced(here, capsys):
     assert "- step_in_backward=False in place of True:" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("title", "named"), [("hf:org/model", "org/model"), ("hf:config.json", None), ("net.py:f", None)])
+@pytest.mark.parametrize(
+    ("title", "named"), [("hf:org/model", "org/model"), ("hf:config.json", None), ("net.py:f", None)]
+)
 def test_a_plan_says_what_it_is_for(here, capsys, title, named):
-    plan = {"recipe": RECIPE.replace(shard="none").to_mapping(), "estimate": {"title": title, "batch_shape": "8 x 2048"}}
+    plan = {
+        "recipe": RECIPE.replace(shard="none").to_mapping(),
+        "estimate": {"title": title, "batch_shape": "8 x 2048"},
+    }
     (here / "text.json").write_text(json.dumps(plan))
     assert main(["export", "text.json", "--to", "axolotl"]) == 0
     written = yaml.safe_load(capsys.readouterr().out)
