@@ -58,7 +58,7 @@ def fidelity_in_words(given: Mapping[str, Any] | None) -> str:
     """Returns the fidelity of a document in words; empty for None."""
     if given is None:
         return ""
-    reasons = [f"{name} ({level}): {why}" for name, (level, why) in given["reasons"].items()]
+    reasons = [f"{name} ({level}): {why.rstrip('.')}" for name, (level, why) in given["reasons"].items()]
     return "; ".join([str(given["level"]), *reasons])
 
 
