@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.gpu.part import Case, Part, Place, percent
 from benchmarks.scripts import REAL_SCRIPT, SCRIPTS, Script, on_device
-from snugfit.recording.generations import CUBLAS
+from snugfit.recording.cublas import CUBLAS
 from snugfit.units import format_bytes
 
 if TYPE_CHECKING:

@@ -54,8 +54,8 @@ def stored_run(path: Path, settings: Mapping[str, Any], *, batch_size: int) -> S
         kept = RunFiles(path)
         request = kept.read_request()
         run = Run(kept.read_recipe(), request.settings.replace(**settings))
-        model = request.model if isinstance(request.model, str) else None
-        return StoredRun(run=run, request=request, model=model, seq_len=request.seq_len)
+        typed = request.model if isinstance(request.model, str) else None
+        return StoredRun(run=run, request=request, model=typed, seq_len=request.seq_len)
     document = _document(path) if path.suffix.lower() == ".json" else {}
     storage, given = by_owner(settings)
     workload = Workload.from_mapping({"batch_size": batch_size, **_settings(document), **given})
@@ -78,11 +78,12 @@ def _document(path: Path) -> dict[str, Any]:
     return document
 
 
-def _settings(document: Mapping[str, Any]) -> Mapping[str, Any]:
+def _settings(document: Mapping[str, Any]) -> dict[str, Any]:
     for outer, inner in (("budgets", "workload"), ("workload", "settings")):  # of a plan, of a run
         kept = document.get(outer)
-        if isinstance(kept, dict) and isinstance(kept.get(inner), dict):
-            return kept[inner]
+        found = kept.get(inner) if isinstance(kept, dict) else None
+        if isinstance(found, dict):
+            return found
     return {}
 
 

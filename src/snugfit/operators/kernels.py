@@ -17,6 +17,7 @@ import torch
 from snugfit.operators.convolution_layout import converted_bytes, copied_bytes, result_shape
 from snugfit.operators.recurrent_kernels import inside_bytes
 from snugfit.operators.reduce_kernels import scratch_bytes
+from snugfit.recording import cublas
 from snugfit.recording.generations import GENERATIONS
 
 AFTER_ALL = 1 << 30
@@ -221,6 +222,28 @@ def _roll(args: Args, kwargs: Mapping[str, Any], capability: tuple[int, int]) ->
     return [_nbytes(args[0]) if len(dimensions) > 1 else _copy_of(args[0])]
 
 
+def multiplies_by_lt(operator: str, args: Args, kwargs: Mapping[str, Any]) -> bool:
+    """Returns whether cuBLASLt computes a product on CUDA: where a bias of one dimension is added.
+
+    Source: `ATen/native/cuda/Blas.cpp`, isInputCompliesAddmmCudaLt.
+    """
+    if operator != "aten.addmm.default" or kwargs.get("beta", 1) != 1:
+        return False
+    bias, left, right = args[:3]
+    one_row = bias.dim() == 1 and bias.is_contiguous() and bias.shape[0] == right.shape[1]
+    return bool(one_row and left.dtype.is_floating_point and min(*left.shape, *right.shape) > 1)
+
+
+def _product(args: Args, kwargs: Mapping[str, Any], capability: tuple[int, int]) -> Sequence[int]:
+    return [] if cublas.stays() else [cublas.workspace_bytes(capability)]
+
+
+def _addmm(args: Args, kwargs: Mapping[str, Any], capability: tuple[int, int]) -> Sequence[int]:
+    if not cublas.stays() and multiplies_by_lt("aten.addmm.default", args, kwargs):
+        return [cublas.LT_BYTES]
+    return _product(args, kwargs, capability)
+
+
 _CUDA: dict[str, Row] = {
     "aten._softmax.default": _one_copied,
     "aten._log_softmax.default": _one_copied,
@@ -242,6 +265,10 @@ _CUDA: dict[str, Row] = {
     "aten._scaled_dot_product_efficient_attention.default": _efficient_forward,
     "aten._scaled_dot_product_efficient_attention_backward.default": _efficient_backward,
     "aten.embedding_dense_backward.default": _embedding_backward,
+    "aten.mm.default": _product,
+    "aten.bmm.default": _product,
+    "aten.baddbmm.default": _product,
+    "aten.addmm.default": _addmm,
     "aten._cudnn_rnn.default": inside_bytes,
     "aten._cudnn_rnn_backward.default": inside_bytes,
 }

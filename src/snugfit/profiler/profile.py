@@ -17,9 +17,9 @@ from snugfit.measure.allocator_events import warm_up
 from snugfit.process_memory import read_process_memory
 from snugfit.profiler.advice import Advice, SeenModel, advise
 from snugfit.profiler.recorder import ProfileRecorder
+from snugfit.recording import cublas
 from snugfit.recording.allocator import AllocatorConfig
 from snugfit.recording.anatomy import Anatomy, anatomy
-from snugfit.recording.generations import cublas_workspace_bytes
 from snugfit.recording.replay import replay
 from snugfit.recording.tensor_bytes import TensorBytes
 from snugfit.recording.trace import WORKSPACE, Trace
@@ -151,8 +151,8 @@ def _notes(recorder: ProfileRecorder, code: int, wanted: int, explained_bytes: i
             f"{recorder.steps_seen or 'None'} of {wanted} optimizer steps were seen"
             + ("." if recorder.steps_seen else ": there was none in this process's main thread.")
         )
-    if recorder.device_index is not None:
-        size = format_bytes(cublas_workspace_bytes(torch.cuda.get_device_capability(recorder.device_index)))
+    if recorder.device_index is not None and cublas.stays():
+        size = format_bytes(cublas.workspace_bytes(torch.cuda.get_device_capability(recorder.device_index)))
         notes.append(
             "Backward is watched in the script's own thread. Unwatched it has a thread of its own, for which cuBLAS keeps "
             f"one more workspace of {size}."

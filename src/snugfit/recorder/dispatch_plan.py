@@ -68,6 +68,8 @@ class OperatorPlan(NamedTuple):
     """Whether the host waits for it."""
     seconds: float | None = None
     """How long a run takes on this machine's processor, called from Python; None where nobody asked."""
+    by_lt: bool = False
+    """Whether cuBLASLt multiplies on a card."""
 
 
 class OperatorPlans:

@@ -151,6 +151,7 @@ class FakeCalls:
             # A size that values decide is read by the host before it can go on.
             blocking=(link and waits) or (by_values and self._cuda and not on_host),
             seconds=inner.seconds,
+            by_lt=self._cuda and kernels.multiplies_by_lt(str(func), args, kwargs),
         )
         return plan, result, list(fresh)
 

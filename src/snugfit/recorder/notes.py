@@ -17,7 +17,8 @@ from snugfit.operators.collective_calls import run_of
 from snugfit.recorder.dispatch_plan import OperatorPlan
 from snugfit.recorder.moment import FORWARD, Moment
 from snugfit.recorder.storage_ledger import StorageLedger
-from snugfit.recording.generations import CUBLAS, CardQuestions, cublas_workspace_bytes
+from snugfit.recording import cublas
+from snugfit.recording.generations import CardQuestions
 from snugfit.recording.operator_run import OperatorRun
 from snugfit.recording.trace_builder import TraceBuilder
 from snugfit.values import fake_failure
@@ -35,7 +36,7 @@ class Notes:
         self._last_run: dict[int, int] = {}
         self._waits: dict[int, list[int]] = {}
         self._streams_of_groups: dict[str, int] = {}
-        self._library_workspaces: set[tuple[bool, int]] = set()
+        self._library_workspaces: set[tuple[str, bool, int]] = set()
         self._hooks = 0
 
     def storage(self, tensor: torch.Tensor, module: str, operator: str = "") -> None:
@@ -45,8 +46,10 @@ class Notes:
     def operator(self, plan: OperatorPlan, fresh: Sequence[torch.Tensor], module: str) -> None:
         """Takes down an operator: its new storages, the memory inside it, its cost."""
         name, stream, phase, cost = plan.name, self.stream, self._moment.phase, plan.cost
-        if cost.product and self._on_card and plan.device == "device":
-            self._library_workspace(phase)
+        if cost.product and self._on_card and plan.device == "device" and cublas.stays():
+            self._library_workspace(phase, cublas.CUBLAS, cublas.workspace_bytes(self._card.own))
+            if plan.by_lt and cublas.lt_has_its_own():
+                self._library_workspace(phase, cublas.CUBLASLT, cublas.LT_BYTES)
         if plan.order and len(plan.order) == len(fresh):
             fresh = [fresh[number] for number in plan.order]
         line = fake_failure.place_outside() if fresh and self._moment.state is FORWARD else ""
@@ -121,13 +124,12 @@ class Notes:
         """The runs of other streams that the next one of the current stream waits for."""
         return tuple(self._waits.pop(self.stream, ()))
 
-    def _library_workspace(self, phase: str) -> None:
+    def _library_workspace(self, phase: str, operator: str, size: int) -> None:
         """Takes down cuBLAS's workspace: taken at a thread's first product on a stream (ours, autograd's), never freed."""
-        key = (private_torch.current_node() is not None, self.stream)
+        key = (operator, private_torch.current_node() is not None, self.stream)
         if key not in self._library_workspaces:
             self._library_workspaces.add(key)
-            size = cublas_workspace_bytes(self._card.own)
-            self._builder.alloc(size, category="temporaries", operator=CUBLAS, phase=phase, stream=self.stream)
+            self._builder.alloc(size, category="temporaries", operator=operator, phase=phase, stream=self.stream)
             self._ledger.grow(size)
 
     def memory(self) -> tuple[int, int]:

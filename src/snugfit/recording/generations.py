@@ -15,6 +15,7 @@ import dataclasses
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
+from snugfit.recording.cublas import CUBLAS, workspace_bytes
 from snugfit.recording.trace import Trace
 
 Capability = tuple[int, int]
@@ -24,24 +25,11 @@ GENERATIONS: tuple[Capability, ...] = ((8, 0), (7, 5), (9, 0))
 """Compute capabilities that stand for their generation; the first for a card where none is named."""
 CAPABILITIES: tuple[Capability, ...] = (*GENERATIONS, (7, 0), (8, 6), (8, 9), (10, 0), (12, 0))
 """Those of the cards in the table, one by one: a kernel may be refused to some cards of a generation."""
-CUBLAS = "cublas workspace"
-"""What made the storage of cuBLAS's workspace."""
-_MIB = 2**20
 
 
 def generation_of(capability: Capability) -> Capability:
     """Returns the compute capability that stands for a card's generation."""
     return (7, 5) if capability < (8, 0) else (8, 0) if capability < (9, 0) else (9, 0)
-
-
-def cublas_workspace_bytes(capability: Capability) -> int:
-    """Returns the workspace that cuBLAS keeps for each thread and stream, from its first product on.
-
-    Source: `ATen/cuda/CublasHandlePool.cpp` of torch, parseChosenInnerBytesSize.
-
-    Bytes; 32 MiB from Hopper on, 8.125 MiB before. cuBLASLt shares it.
-    """
-    return 32 * _MIB if capability[0] in (9, 10, 11, 12) else 2 * 4096 * 1024 + 8 * 16 * 1024
 
 
 class CardQuestions:
@@ -74,7 +62,7 @@ class CardQuestions:
 
 def on_generation(trace: Trace, capability: Capability) -> Trace:
     """Returns a recording as a card on which it is the same would have made it."""
-    size, at = cublas_workspace_bytes(capability), GENERATIONS.index(generation_of(capability))
+    size, at = workspace_bytes(capability), GENERATIONS.index(generation_of(capability))
     storages = tuple(row._replace(nbytes=size) if row.operator == CUBLAS else row for row in trace.storages)
     workspaces = tuple(
         row._replace(nbytes=row.by_generation[at]) if row.by_generation else row for row in trace.workspaces

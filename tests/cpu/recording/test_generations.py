@@ -6,12 +6,11 @@ import torch
 from snugfit.devices import DEVICES
 from snugfit.fake_device.personality import Personality
 from snugfit.recipe import Recipe
+from snugfit.recording.cublas import CUBLAS, workspace_bytes
 from snugfit.recording.generations import (
     CAPABILITIES,
-    CUBLAS,
     GENERATIONS,
     CardQuestions,
-    cublas_workspace_bytes,
     generation_of,
     on_generation,
 )
@@ -88,7 +87,7 @@ def test_workspace_of_cublas_has_the_size_of_the_generation(pool):
     recorded = pool.call(record_given, *arguments)
     for generation in GENERATIONS:
         sizes = {row.nbytes for row in recorded.on(generation).trace.storages if row.operator == CUBLAS}
-        assert sizes == {cublas_workspace_bytes(generation)}
+        assert sizes == {workspace_bytes(generation)}
     assert recorded.on((7, 5)) is recorded
 
 
