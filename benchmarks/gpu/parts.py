@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.gpu import accuracy, clock, faults, ladder, overhead, plans, scripts, traces
+from benchmarks.gpu import accuracy, clock, faults, histories, ladder, overhead, plans, scripts, traces
 
 PARTS = {
     part.name: part
@@ -10,6 +10,7 @@ PARTS = {
         scripts.PART,
         accuracy.PART,
         traces.PART,
+        histories.PART,
         ladder.PART,
         clock.PART,
         faults.PART,
