@@ -75,6 +75,10 @@ class Stream:
         """Returns whether all work is done."""
         return backend.observer("query", self.number, None) is not False
 
+    def is_capturing(self) -> bool:
+        """Returns whether work is captured into a graph; never."""
+        return False
+
     def __enter__(self) -> Stream:
         """Makes it the current stream."""
         self._before = backend.current
@@ -90,6 +94,9 @@ class Stream:
 
 class Event:
     """An event of the fake accelerator: the operator behind which it happens."""
+
+    event_id = 0
+    """A handle of the driver's; there is no driver."""
 
     def __init__(self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> None:
         """Makes an event that was not recorded yet; torch's arguments mean nothing here."""
@@ -112,6 +119,11 @@ class Event:
     def query(self) -> bool:
         """Returns whether it has happened; True where it was never recorded."""
         return self.run is None or backend.observer("query", backend.current.number, self.run) is not False
+
+    @property
+    def device(self) -> torch.device:
+        """The device it belongs to."""
+        return torch.device(DEVICE_TYPE, 0)
 
     def elapsed_time(self, other: Event) -> float:
         """Returns 0: a recording knows no time."""

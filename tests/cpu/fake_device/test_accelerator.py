@@ -1,0 +1,21 @@
+"""The fake accelerator answers whatever torch's own code may ask of a stream or an event."""
+
+import pytest
+import torch
+
+from snugfit.fake_device import accelerator
+
+OF_A_DRIVER = {"native_handle", "ipc_handle", "from_ipc_handle"}
+"""Handles for other libraries and processes: there is nothing that they could lead to."""
+
+
+@pytest.mark.parametrize("kind", ["Stream", "Event"])
+def test_it_has_what_those_of_torch_have(kind):
+    """torch 2.15's optimizers ask whether the current stream is captured; without an answer nothing was simulated."""
+    known = {name for name in dir(getattr(torch, kind)) if not name.startswith("_")}
+    assert known - OF_A_DRIVER <= set(dir(getattr(accelerator, kind)()))
+
+
+def test_nothing_is_captured_and_all_is_on_one_device():
+    stream, event = accelerator.Stream(), accelerator.Event()
+    assert not stream.is_capturing() and stream.device == event.device
