@@ -16,6 +16,5 @@ def test_it_has_what_those_of_torch_have(kind):
     assert known - OF_A_DRIVER <= set(dir(getattr(accelerator, kind)()))
 
 
-def test_nothing_is_captured_and_all_is_on_one_device():
-    stream, event = accelerator.Stream(), accelerator.Event()
-    assert not stream.is_capturing() and stream.device == event.device
+def test_nothing_is_captured():
+    assert accelerator.Stream().is_capturing() is False
