@@ -51,5 +51,5 @@ def needed(what: str, module: str, *, install: str, library: str = "", instead: 
     except (ImportError, OSError) as error:
         raise InputError(
             f"{what} the library {library or module.partition('.')[0]}, which does not import ({error}). "
-            f"Run: pip install {install}{instead}"
+            f"Run: pip install '{install}'{instead}"
         ) from error

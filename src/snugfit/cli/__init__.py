@@ -187,7 +187,11 @@ def _note_unread(args: argparse.Namespace) -> None:
     with contextlib.suppress(OSError):
         text = Path(args.model).read_text(encoding="utf-8", errors="replace")
     if unread := [name for name in args.ours_behind if name not in text]:
-        note(f"{', '.join(unread)}: given to {args.model}, as all that stands behind it. For snugfit put it before.")
+        args.ours_behind = []
+        names = ", ".join(unread)
+        note(
+            f"{names}: given to {args.model}, as all that stands behind it. If snugfit is meant, put {names} before it."
+        )
 
 
 def _help_of(error: argparse.ArgumentError, command: argparse.ArgumentParser | None) -> str:

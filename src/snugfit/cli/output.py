@@ -48,7 +48,9 @@ def check_files(args: argparse.Namespace, **endings: Sequence[str]) -> None:
         if path is None:
             continue
         if allowed and path.suffix.lower() not in allowed:
-            raise InputError(f"{option} {str(path)!r}: the file's ending says the format: {' or '.join(allowed)}.")
+            raise InputError(
+                f"{option} {str(path)!r}: give a name that ends in {' or '.join(allowed)}, which says the format."
+            )
         if path.is_dir():
             raise InputError(f"{option} {str(path)!r} is a folder; give the name of a file, such as {path / name}.")
         try:

@@ -246,6 +246,8 @@ def _tool_of(given: Mapping[str, Any], path: Path) -> str:
         names = ", ".join(read_table(f"interop/import_{tool}.yaml")["tool"] for tool in TOOLS)
         hint = f" A model's own is given as hf:{path}." if "model_type" in given else ""
         hint = f" A recipe of snugfit is given as --recipe {path}." if given.keys() & field_infos(Recipe) else hint
+        if any(key.startswith("budgets.") for key in given):
+            hint = f" A plan of snugfit is shown by `snugfit report {path}`, and asked by `snugfit plan --from {path}`."
         raise InputError(f"{str(path)!r} is no configuration of {names}. Give one of these as --from.{hint}")
     return max(counts, key=lambda tool: counts[tool])
 

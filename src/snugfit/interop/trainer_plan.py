@@ -84,11 +84,17 @@ class TrainerPlan(ShownAsCard):
         lines = [
             "TrainingArguments that change:" if rows else "Nothing has to change.",
             *rows,
-            f"predicted {format_bytes(self.estimate.total_bytes)} of {format_bytes(self.budget_bytes)} "
+            f"{self._needs()} of {format_bytes(self.budget_bytes)} "
             f"(as it is: {format_bytes(was or 0)}), peak in {self.estimate.peak_phase}",
             f"a step takes {format_seconds(self.step_seconds)}, fidelity {self.fidelity}, {len(self.tried)} simulated",
         ]
         return "\n".join([*lines, *self.notes])
+
+    def _needs(self) -> str:
+        total = self.estimate.total_bytes
+        if total <= self.budget_bytes:
+            return f"predicted {format_bytes(total)}"
+        return f"predicted {format_bytes(total)} where memory is not short, but no more than {format_bytes(self.need_bytes)}"
 
     def __repr__(self) -> str:
         return f"TrainerPlan(changes={dict(self.changes)}, need_bytes={self.need_bytes})"
@@ -128,6 +134,8 @@ def plan_for(
 
     check_trainer(trainer)
     levels = constraints_from(allow=allow, device=device).allow
+    if isinstance(budget, int) and budget < MIB:
+        raise InputError(f"budget={budget} is {format_bytes(budget)}; write '{budget}GiB', if that is meant.")
     place, budget_bytes = budget_for(place_for(device), budget)
     with waits_are_told(), _Search(trainer, place, assume) as search:
         return search.plan(budget_bytes, levels)

@@ -103,7 +103,7 @@ class _Walk:
         self._trace = trace
         self._blocks = list(blocks)
         self._known: dict[str, int] = {}
-        self._last_step = max((mark.step for mark in trace.marks()), default=0)
+        self._last_step = trace.last_step()
         self._now = {"fixed": 0, "gradients": 0, "other": 0}
         self._weights = self._most_weights = self._most_gradients = self._outside = 0
         self._rows: dict[Label, Row] = {}

@@ -18,6 +18,7 @@ from snugfit.planner.smallest import Smallest
 from snugfit.planner.space import Space
 from snugfit.recipe import Recipe
 from snugfit.report.words import recipe_in_words
+from snugfit.techniques import TECHNIQUES
 from snugfit.techniques.levels import LEVELS, Level
 from snugfit.units import MIB, format_bytes
 
@@ -57,8 +58,9 @@ class Refusal:
         return {level: probe for level, probe in found.items() if probe is not None}
 
     def remedies(self) -> list[Remedy]:
-        """Returns the limits that stand in the way, each lifted alone, the smallest change first."""
-        return [*self._more_host(), *self._without_pins_and_bans(), *self._less_fidelity()]
+        """Returns the limits that stand in the way, each lifted alone, the smallest change first; or two at once."""
+        alone = [*self._more_host(), *self._without_pins_and_bans(), *self._less_fidelity()]
+        return alone or list(self._pins_with_less_fidelity())
 
     def _fitting(self, space: Space, lowest: Level = LEVELS[0]) -> list[Probe]:
         """What fits of all that is simulated by now, and of the recipes that save everything at once, from a level on."""
@@ -119,6 +121,33 @@ class Refusal:
                 yield Remedy(limit=limit, instead=instead, recipe=_fastest(fits).recipe)
                 return
 
+    def _pins_with_less_fidelity(self) -> Iterator[Remedy]:
+        """A wider fidelity, without the pins and bans on what would need less by it: bf16-mixed where bf16-true would do."""
+        constraints = self.space.constraints
+        for level in LEVELS[LEVELS.index(self.allowed) + 1 :]:
+            names = tuple(
+                name for name in self._leaner(level) if name in constraints.pins or name in constraints.forbidden
+            )
+            without = self._without(names) if names else None
+            fits = (
+                [] if without is None else self._fitting(without.under(without.constraints.up_to(level)), lowest=level)
+            )
+            if fits:
+                limits = " and ".join(_limit(name, constraints) for name in names)
+                yield Remedy(
+                    limit=f"{limits} together with the fidelity that is allowed",
+                    instead=f"without {limits}, and with --allow {_words(level)}",
+                    recipe=_fastest(fits).recipe,
+                )
+                return
+
+    def _leaner(self, level: Level) -> Iterator[str]:
+        """Fields that are not as what needs the least memory has them, up to a level of fidelity."""
+        for technique in TECHNIQUES:
+            least = technique.planning.least
+            if least is not None and LEVELS.index(least.level) <= LEVELS.index(level):
+                yield from (name for name, value in least.changes.items() if getattr(self.space.base, name) != value)
+
 
 def does_not_fit(
     *, title: str, budget: str, taken_off: str, refusal: Refusal, budget_for: Callable[[int], int], advice: str
@@ -137,8 +166,8 @@ def does_not_fit(
     limits = list(dict.fromkeys(one.limit for one in remedies)) or ["the device's memory"]
     parts = [
         f"{title} does not fit {budget} ({taken_off} taken off). What stands in the way: {' or '.join(limits)}"
-        f"{'' if remedies else '; nothing else would be enough'}. {len(refusal.space.simulations.probes)} recipes were "
-        "simulated."
+        f"{'' if remedies else '; nothing that was tried instead is enough'}. "
+        f"{len(refusal.space.simulations.probes)} recipes were simulated."
     ]
     if remedies:
         parts += ["It fits with one of", *(f"  {one}" for one in remedies)]

@@ -14,7 +14,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-from snugfit.errors import InputError, RecipeError, did_you_mean
+from snugfit.errors import DoesNotFitError, InputError, RecipeError, did_you_mean
 from snugfit.fake_device.personality import Personality
 from snugfit.json_files import json_text
 from snugfit.planner.constraints import Constraints
@@ -151,11 +151,22 @@ def plan_script(
                 before, lines = with_it, told
         subject = _subject(script, functools.partial(record, lines))
         with Planner(subject, place, wanted, pool=pool, before=before) as planner:
-            found = planner.at(budget_bytes)
+            found = _at(planner, budget_bytes, style)
     reasons = {**found.reasons, **dict(_reasons(lines, style, fused=fused, asked=constraints))}
     budgets = dataclasses.replace(found.budgets, may_change=False)
     found = dataclasses.replace(found, reasons=reasons, fallbacks=(), rivals=(), budgets=budgets)
     return _with_lines(found, script, arguments, lines, as_it_is)
+
+
+def _at(planner: Planner, budget_bytes: int, style: str) -> Plan:
+    try:
+        return planner.at(budget_bytes)
+    except DoesNotFitError as error:
+        if style == "torch":
+            error.args = (
+                f"{error}\nWith --as torch few techniques can be said. Leave it out: snugfit's own lines say more.",
+            )
+        raise
 
 
 @contextmanager

@@ -96,7 +96,7 @@ class Timing:
 def clock(trace: Trace, device: Device, *, step: int | None = None) -> Timing | None:
     """Returns the predicted time of one training step.
 
-    `step`: which step, by the number of its marks; None for the last one. A trace without marks is one step.
+    `step`: which step, by the number of its marks; None for the last whole one. A trace without marks is one step.
     The timing; None for devices of which only bytes are known, and where a type has no known speed on the card or a
     collective no known link.
     """
@@ -223,7 +223,7 @@ def issue_seconds(run: OperatorRun, device: Device) -> float:
 def runs_of_step(trace: Trace, step: int | None = None) -> Iterator[int]:
     """Yields the indices of the runs of a step as the host issues them, repeated stretches as often as they run.
 
-    `step`: which step, by the number of its marks; None for the last one.
+    `step`: which step, by the number of its marks; None for the last whole one.
     """
     before, last = trace.step_events(step)
     repeats = {repeat.last_run: repeat for repeat in trace.repeats}

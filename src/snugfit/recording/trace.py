@@ -128,15 +128,27 @@ class Trace:
             i = self.kinds.find(MARK, i + 1)
         return found
 
+    def last_step(self) -> int:
+        """Returns the number of the last step that came to its update; behind it a script may evaluate, or begin another."""
+        marks = self.marks()
+        whole = [mark.step for mark in marks if mark.phase == "optimizer" and mark.entered]
+        if whole:
+            return max(whole)
+        for phase in ("optimizer", "backward"):  # a script's own steps have no such marks
+            at = next((run.at for run in reversed(self.runs) if run.phase == phase), None)
+            if at is not None:
+                return max((mark.step for mark in marks if mark.event <= at), default=0)
+        return max((mark.step for mark in marks), default=0)
+
     def step_events(self, step: int | None = None) -> tuple[int, int]:
-        """Returns the events of a step (None: the last), from its first mark to the next step's first.
+        """Returns the events of a step (None: the last whole one), from its first mark to the next step's first.
 
         Index of its first mark, -1 for a trace without marks; and of the mark behind it, or the number of events.
         """
         marks = self.marks()
         if not marks:
             return -1, len(self)
-        wanted = max(mark.step for mark in marks) if step is None else step
+        wanted = self.last_step() if step is None else step
         begin = min((mark.event for mark in marks if mark.step == wanted), default=len(self))
         end = min((mark.event for mark in marks if mark.step > wanted and mark.event > begin), default=len(self))
         return begin, end

@@ -12,6 +12,8 @@ from pathlib import Path
 
 from snugfit.errors import InputError
 
+_OURS = str(Path(__file__).parents[1])
+
 
 class EnoughSeen(BaseException):
     """Ends a script from inside; `except Exception` does not catch it, and `finally` blocks run."""
@@ -86,4 +88,7 @@ def print_error(error: BaseException, path: Path) -> None:
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename != str(path):
         trace = trace.tb_next
-    traceback.print_exception(type(error), error, trace)
+    told = traceback.TracebackException(type(error), error, trace)
+    # Between the script's frames and its library's may stand those that watch.
+    told.stack[:] = [frame for frame in told.stack if not frame.filename.startswith(_OURS)]
+    sys.stderr.writelines(told.format())

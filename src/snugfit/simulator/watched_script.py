@@ -56,7 +56,9 @@ class WatchedScript:
         self.block_names: list[str] = []
         self.expert_modules: list[str] = []
         self.weight_bytes: dict[str, int] = {}
-        self.parameters = 0
+        self._all_parameters = self._trained_parameters = 0
+        self._untrained: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        """Models that were not called in training so far, and their parameters."""
         self._counts: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._recorder: Any = None
         self._around = ExitStack()
@@ -64,6 +66,11 @@ class WatchedScript:
         self._trained_by_step = [0]
         """Calls of models that are trained, by step."""
         self._in_forward = self._in_backward = False
+
+    @property
+    def parameters(self) -> int:
+        """Parameters of the models that are trained; averages and teachers, called without gradients, are others."""
+        return self._trained_parameters or self._all_parameters
 
     @property
     def workload(self) -> Workload:
@@ -208,8 +215,14 @@ class WatchedScript:
                 "no step to look at. Let a torch.optim optimizer make the update, or let the script evaluate less "
                 "before it trains."
             )
-        if recorder.modules.knows(module):
-            return
+        if not recorder.modules.knows(module):
+            self._meets(module, inputs)
+        if _trains():
+            self._trained_parameters += self._untrained.pop(module, 0)
+
+    def _meets(self, module: torch.nn.Module, inputs: Any) -> None:
+        """Takes down a model that was not called before."""
+        recorder = self._recorder
         from snugfit.recording.experts import expert_modules
         from snugfit.simulator.batches import shape_in_words
         from snugfit.simulator.session import switchable, weights_of
@@ -223,7 +236,8 @@ class WatchedScript:
         found = weights_of(module, recorder.modules.name_of(module))
         for owner, size in found["weight_bytes"].items():
             self.weight_bytes[owner] = self.weight_bytes.get(owner, 0) + size
-        self.parameters += found["parameters"]
+        self._all_parameters += found["parameters"]
+        self._untrained[module] = found["parameters"]
         self.expert_modules += expert_modules(module)
         self.block_names = recorder.modules.block_names
         self.batch_shape = self.batch_shape or shape_in_words([inputs])

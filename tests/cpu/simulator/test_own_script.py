@@ -82,7 +82,7 @@ def test_options_of_ours_behind_a_script_are_told(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert [row["name"] for row in json.loads(done.stdout)["devices"]] == ["t4-16gb"]
-    assert f"--device: given to {path}" in done.stderr and "put it before" in done.stderr
+    assert f"--device: given to {path}" in done.stderr and "put --device before it" in done.stderr
 
 
 def test_a_device_object_says_cuda(tmp_path, capsys):
@@ -162,6 +162,32 @@ def test_the_evaluation_behind_an_epoch_is_seen(tmp_path, capsys):
     _, with_it, _ = estimated(capsys, path, "--width", "8192")
     assert with_it["peak_allocated_bytes"] > without["peak_allocated_bytes"] + 640 * 8192 * 4
     assert any("integer=1" in text for text in with_it["answered"])
+
+
+AVERAGED = """
+import copy
+average = copy.deepcopy(model)
+data = torch.utils.data.TensorDataset(torch.randn(192, 32), torch.arange(192) % 4)
+for epoch in range(9):
+    for x, y in torch.utils.data.DataLoader(data, batch_size=64):
+        loss = nn.functional.cross_entropy(model(x.to(device)), y.to(device))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    with torch.no_grad():
+        for x, y in torch.utils.data.DataLoader(data, batch_size=64):
+            print((average(x.to(device)).argmax(1) == y.to(device)).sum().item())
+"""
+
+
+def test_what_a_step_computes_is_that_of_the_last_whole_one(tmp_path, capsys):
+    """An epoch of three batches, and behind it the evaluation of a copy of the model."""
+    _, found, _ = estimated(capsys, written(tmp_path, TRAINS + AVERAGED))
+    of_blocks = {block["name"]: block["flops"] for block in found["blocks"]}
+    assert sum(of_blocks.values()) == found["flops"] > 0 and of_blocks["0"] and of_blocks["2"]
+    assert found["parameters"] == 32 * 256 + 256 + 256 * 4 + 4
+    assert found["anatomy_bytes"]["weights"] >= 2 * 4 * found["parameters"]  # the copy lives as well
+    assert found["host_waits"] is None or all(".py:2" not in row["line"] for row in found["host_waits"]["lines"])
 
 
 def test_nothing_is_left_behind(tmp_path, capsys, monkeypatch):

@@ -254,5 +254,5 @@ def test_bad_input(monkeypatch):
     with pytest.raises(InputError, match="CNN has no linear layer that can be quantised"):
         trainer_of(make_model("cnn", torch.float32), recipe=RECIPES["int8"])
     monkeypatch.setitem(__import__("sys").modules, "bitsandbytes", None)
-    with pytest.raises(InputError, match=r"pip install snugfit\[lowbit\]"):
+    with pytest.raises(InputError, match=r"pip install 'snugfit\[lowbit\]'"):
         trainer_of(make_model("mlp", torch.float32), recipe=RECIPES["nf4"])

@@ -105,7 +105,7 @@ def test_bad_arguments_of_a_library_model():
 
 def test_missing_library_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "timm", None)
-    assert "pip install snugfit[vision]" in refused("timm:resnet10t")
+    assert "pip install 'snugfit[vision]'" in refused("timm:resnet10t")
 
 
 def test_weights_without_network(monkeypatch, tmp_path):
