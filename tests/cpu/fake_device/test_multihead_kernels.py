@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from snugfit.fake_device import multihead_kernels
+from snugfit.recording import cublas
 
 MEASURED = Path(__file__).parents[3] / "benchmarks/results/nvidia-h100-80gb-hbm3-torch2.11.0/kernels.jsonl"
 ROWS = [json.loads(line) for line in MEASURED.read_text(encoding="utf-8").splitlines()]
@@ -68,7 +69,9 @@ def test_the_modules_take_what_they_took_on_an_h100(pool):
             elif kind == WORKSPACE and trace.workspaces[subject].module == "inner":
                 most = max(most, now + trace.workspaces[subject].nbytes)
             most = max(most, now)
-        assert most == pytest.approx(row["inside"] + row["kept"], rel=0.005), row
+        # Seen with torch 2.11, where what cuBLASLt works in stays, and was there before.
+        product = 0 if cublas.stays() else cublas.LT_BYTES
+        assert most == pytest.approx(row["inside"] + row["kept"] + product, rel=0.005), row
 
 
 COPY = "aten._to_copy.default"

@@ -15,6 +15,7 @@ from snugfit.fake_device.personality import Personality
 from snugfit.planner.constraints import Constraints
 from snugfit.planner.planner import Planner
 from snugfit.planner.probe import Place
+from snugfit.recording import cublas
 from snugfit.recording.cpu_clock import HostSpeeds
 from snugfit.simulator.batch_shapes import skeleton_of
 from snugfit.simulator.subjects import given_subject
@@ -40,6 +41,9 @@ CARD = Place(
     card=dataclasses.replace(device_named("rtx-3090"), context=measured(0)),
     personality=Personality(capability=(8, 6)),
 )
+
+GIVEN_BACK_BYTES = 0 if cublas.stays() else 2 * cublas.workspace_bytes((8, 6))
+"""What products take and give back, which is much beside a small model, and is composed only roughly."""
 
 
 class Stack(nn.Module):

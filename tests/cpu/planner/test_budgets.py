@@ -85,7 +85,7 @@ def test_what_was_composed_is_told_apart_and_is_near_its_simulation(searched):
         for one in composed:
             seen = planner.simulations.probes[one.recipe]
             assert one.step_seconds == pytest.approx(seen.seconds, rel=0.3)
-            assert one.need_bytes == pytest.approx(seen.need_bytes, rel=0.3)
+            assert one.need_bytes == pytest.approx(seen.need_bytes, rel=0.3, abs=planned.GIVEN_BACK_BYTES)
     finally:
         planner.simulations.probes.clear()
         planner.simulations.probes.update(kept)

@@ -141,7 +141,8 @@ def test_what_is_composed_of_a_field_that_is_off_is_what_its_simulation_shows(pl
             told += 1
             # Copies of a few blocks hide behind what the host does; all of them, from which a block's part is taken, do not.
             assert one.seconds == pytest.approx(seen.seconds, rel=0.25), one.recipe
-            assert one.need_bytes == pytest.approx(seen.need_bytes, rel=0.2), one.recipe
+            near = pytest.approx(seen.need_bytes, rel=0.2, abs=planned.GIVEN_BACK_BYTES)
+            assert one.need_bytes == near, one.recipe
     assert told
 
 

@@ -78,7 +78,7 @@ def test_the_budget_is_that_of_each_gpu(planning_pool):
 
 def test_activations_are_no_part_of_an_update(planning_pool):
     """Processes tell each other something between forward and backward, while all activations are alive."""
-    with planned.planner(planning_pool, place=planned.CARD, batch=planned.batch_of(512, 64), gpus=4) as one:
+    with planned.planner(planning_pool, place=planned.CARD, batch=planned.batch_of(4096, 64), gpus=4) as one:
         plain, again = (one.simulations.need(Recipe(shard="full", checkpoint=how)) for how in ("none", "all"))
     assert again.need_bytes < 0.8 * plain.need_bytes
     assert plain.profile.outside_bytes == pytest.approx(again.profile.outside_bytes, rel=0.01)

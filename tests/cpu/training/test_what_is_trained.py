@@ -230,7 +230,9 @@ def steps(fields, by_name, event):
     if not by_name:
         known = [weight for name, weight in model.named_parameters() if event == "unfrozen" or "stem" not in name]
         # torch's fused SGD of before 2.15 leaves 16-bit weights on a processor as they are
-        unfused = cls is Adafactor or (cls is SGD and fields.get("precision") == "bf16-true")
+        # torch below 2.15 has a fused SGD that does nothing to 16-bit weights on cpu.
+        old = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 15)
+        unfused = cls is Adafactor or (old and cls is SGD and fields.get("precision") == "bf16-true")
         kernels = {} if unfused else {"foreach": False} if "optimizer_impl" in fields else {"fused": True}
         optimizer, settings = cls(known, **settings, **kernels), {}
     trainer = snugfit.prepare(
