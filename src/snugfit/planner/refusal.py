@@ -122,31 +122,29 @@ class Refusal:
                 return
 
     def _pins_with_less_fidelity(self) -> Iterator[Remedy]:
-        """A wider fidelity, without the pins and bans on what would need less by it: bf16-mixed where bf16-true would do."""
-        constraints = self.space.constraints
-        for level in LEVELS[LEVELS.index(self.allowed) + 1 :]:
-            names = tuple(
-                name for name in self._leaner(level) if name in constraints.pins or name in constraints.forbidden
-            )
+        """A wider fidelity, without the pins on what would need less by it: bf16-mixed where bf16-true would do."""
+        allowed, pins = LEVELS.index(self.allowed), self.space.constraints.pins
+        for wider in range(allowed + 1, len(LEVELS)):
+            leaner = [
+                (name, value)
+                for technique in TECHNIQUES
+                if (least := technique.planning.least) and allowed < LEVELS.index(least.level) <= wider
+                for name, value in least.changes.items()
+            ]
+            names = tuple(name for name, value in dict(leaner).items() if name in pins and pins[name] != value)
             without = self._without(names) if names else None
-            fits = (
-                [] if without is None else self._fitting(without.under(without.constraints.up_to(level)), lowest=level)
-            )
+            if without is None:
+                continue
+            level = LEVELS[wider]
+            fits = self._fitting(without.under(without.constraints.up_to(level)), lowest=level)
             if fits:
-                limits = " and ".join(_limit(name, constraints) for name in names)
+                limits = " and ".join(_limit(name, self.space.constraints) for name in names)
                 yield Remedy(
                     limit=f"{limits} together with the fidelity that is allowed",
                     instead=f"without {limits}, and with --allow {_words(level)}",
                     recipe=_fastest(fits).recipe,
                 )
                 return
-
-    def _leaner(self, level: Level) -> Iterator[str]:
-        """Fields that are not as what needs the least memory has them, up to a level of fidelity."""
-        for technique in TECHNIQUES:
-            least = technique.planning.least
-            if least is not None and LEVELS.index(least.level) <= LEVELS.index(level):
-                yield from (name for name, value in least.changes.items() if getattr(self.space.base, name) != value)
 
 
 def does_not_fit(

@@ -11,6 +11,7 @@ from snugfit.errors import DoesNotFitError
 from snugfit.fields import field_infos
 from snugfit.planner import planner as planning
 from snugfit.planner.other_cards import other_cards
+from snugfit.planner.refusal import Refusal
 from snugfit.recipe import Recipe
 
 ALL_FIELDS = frozenset(field_infos(Recipe))
@@ -78,6 +79,19 @@ def test_the_fidelity_that_would_do_is_named(planning_pool):
         near = refused(planner, planner.budget_bytes(int(0.8 * need)))
     assert "the fidelity that is allowed" not in far.limits
     assert "the fidelity that is allowed" in near.limits and "  --allow rounding: precision=bf16-true" in str(near)
+
+
+def test_a_pin_and_fidelity_that_stand_in_the_way_together_are_named(planning_pool):
+    """Mixed precision that is pinned holds weights in 32 bits, whatever is allowed, and so does plain training."""
+    given = {"model": WIDE, "forbidden": only("precision", "init")}
+    with planned.planner(planning_pool, pins={"precision": "bf16-mixed"}, **given) as planner:
+        space = planner.space()
+        capacity = planner.simulations.need(Recipe(precision="bf16-true")).need_bytes
+        refusal = Refusal(planning.Smallest(space), capacity, lambda search, level: search.start(level))
+        (remedy,) = refusal._pins_with_less_fidelity()  # remedies() ends with lifted bans here
+    assert remedy.limit == "the pin precision=bf16-mixed together with the fidelity that is allowed"
+    assert remedy.instead == "without the pin precision=bf16-mixed, and with --allow rounding"
+    assert remedy.recipe.precision == "bf16-true"
 
 
 def test_weights_that_cannot_fit_take_few_simulations(planning_pool, monkeypatch):
