@@ -13,9 +13,8 @@ and its second answer takes the recording and the replays alone. Made from `benc
 
 Seconds are those of the processor, user and system, of all processes of a command, and the least of the runs. On two quiet
 cores the wall time of an estimate is a little less, because the two processes mostly wait for each other, and that of a plan
-about half, because it has two workers (four, where there are four cores). The machine that measured was shared with others:
-its wall time says nothing, and its processor seconds are more than those of a quiet one; compare with what importing torch
-took.
+about half, because it has two workers (four, where there are four cores). Other processes that want the cores add to the
+seconds; the line under each table says how many did.
 """
 
 
