@@ -222,7 +222,6 @@ class WatchedScript:
 
     def _meets(self, module: torch.nn.Module, inputs: Any) -> None:
         """Takes down a model that was not called before."""
-        recorder = self._recorder
         from snugfit.recording.experts import expert_modules
         from snugfit.simulator.batches import shape_in_words
         from snugfit.simulator.session import switchable, weights_of
@@ -231,16 +230,24 @@ class WatchedScript:
         if self._for_plan:
             self.switchable += switchable(module)
             self.traits = {name: found or self.traits.get(name, False) for name, found in model_traits(module).items()}
-        recorder.watch(module)
+        self._recorder.watch(module)
         # Taken down here and now: the model is gone when the script has ended.
-        found = weights_of(module, recorder.modules.name_of(module))
+        found = weights_of(module, self._recorder.modules.name_of(module))
         for owner, size in found["weight_bytes"].items():
             self.weight_bytes[owner] = self.weight_bytes.get(owner, 0) + size
         self._all_parameters += found["parameters"]
         self._untrained[module] = found["parameters"]
         self.expert_modules += expert_modules(module)
-        self.block_names = recorder.modules.block_names
-        self.batch_shape = self.batch_shape or shape_in_words([inputs])
+        self.block_names = self._recorder.modules.block_names
+        if inputs:
+            self.batch_shape = self.batch_shape or shape_in_words([inputs])
+            return
+
+        def called(_: Any, __: Any, by_name: Any) -> None:  # which hooks of all modules are not told
+            hook.remove()
+            self.batch_shape = self.batch_shape or shape_in_words([by_name])
+
+        hook = module.register_forward_pre_hook(called, with_kwargs=True)  # of its next call
 
     def _before_step(self, optimizer: Any, *_: Any) -> None:
         if self._counts.get(optimizer, 0) >= STEPS:

@@ -85,6 +85,23 @@ def test_options_of_ours_behind_a_script_are_told(tmp_path):
     assert f"--device: given to {path}" in done.stderr and "put --device before it" in done.stderr
 
 
+def test_the_shape_of_what_is_given_by_name_is_told(tmp_path, capsys):
+    """As trainers call models; it is known from the second step on."""
+    model = "model = Named(32, width, 4).to(device)"
+    text = TRAINS.replace(
+        "model = nn.Sequential(nn.Linear(32, width), nn.ReLU(), nn.Linear(width, 4)).to(device)", model
+    )
+    named = "class Named(nn.Module):\n    def __init__(self, *sizes):\n        super().__init__()\n"
+    named += "        self.first, self.last = nn.Linear(*sizes[:2]), nn.Linear(*sizes[1:])\n"
+    named += "    def forward(self, *, x):\n        return self.last(self.first(x))\n"
+    text = text.replace("parser =", named + "parser =", 1)
+    _, found, err = estimated(
+        capsys, written(tmp_path, text + LOOP.replace("model(x.to(device))", "model(x=x.to(device))"))
+    )
+    assert found is not None, err
+    assert found["batch_shape"] == "64 x 32"
+
+
 def test_a_device_object_says_cuda(tmp_path, capsys):
     seen = 'assert device.type == "cuda" and model[0].weight.device.type != "cpu" and torch.zeros(1).device.type == "cpu"\n'
     seen += "torch.cuda.random.set_rng_state_all(torch.cuda.random.get_rng_state_all())\n"
