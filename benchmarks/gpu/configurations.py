@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -322,6 +323,25 @@ _ONLY_ON_CARDS = {
     ("precision", "tf32"): "tf32 changes nothing on a CPU",
     ("loss_impl", "fused"): "the fused loss is a kernel for cards",
 }
+
+
+def cases_named(names: Sequence[str], place: Place, left_out: str = "") -> list[Case]:
+    """Returns configurations as cases of a part that looks closer at some of them.
+
+    Args:
+        names: Their names, in order.
+        place: Where they are measured.
+        left_out: Why they are not measured there; empty when they are.
+    """
+    return [
+        Case(
+            name=name,
+            settings={"samples": BY_NAME[name].samples(place.kind), "recipe": BY_NAME[name].recipe},
+            packages=BY_NAME[name].packages,
+            left_out=left_out,
+        )
+        for name in names
+    ]
 
 
 def cases(place: Place) -> list[Case]:

@@ -12,7 +12,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.gpu.configurations import BY_NAME
+from benchmarks.gpu.configurations import BY_NAME, cases_named
 from benchmarks.gpu.part import Case, Part, Place
 from snugfit.units import format_bytes
 
@@ -31,12 +31,7 @@ _COLUMNS = ("action", "addr", "size", "stream")
 
 def cases(place: Place) -> Sequence[Case]:
     """Returns the runs."""
-    left_out = "" if place.kind == "cuda" else "only a card has such an allocator"
-    settings = {name: {"samples": BY_NAME[name].samples(place.kind), "recipe": BY_NAME[name].recipe} for name in RUNS}
-    return [
-        Case(name=name, settings=one, packages=BY_NAME[name].packages, left_out=left_out)
-        for name, one in settings.items()
-    ]
+    return cases_named(RUNS, place, "" if place.kind == "cuda" else "only a card has such an allocator")
 
 
 def measure(name: str, place: Place) -> dict[str, Any]:
@@ -50,12 +45,11 @@ def measure(name: str, place: Place) -> dict[str, Any]:
     allocators.start_cuda_history(device, _MOST_EVENTS)
     try:
         found = training_run.measure(BY_NAME[name].run(place.kind), place)
-        snapshot = torch.cuda.memory._snapshot(device)
+        events, segments = allocators.cuda_history(device), torch.cuda.memory_snapshot()
     finally:
         allocators.stop_cuda_history(device)
-    events = snapshot["device_traces"][0]
     history = {
-        "segments": snapshot["segments"],
+        "segments": segments,
         "device_traces": [{column: [event.get(column, 0) for event in events] for column in _COLUMNS}],
         "allocator_settings": {},
     }

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.gpu.configurations import BY_NAME
+from benchmarks.gpu.configurations import BY_NAME, cases_named
 from benchmarks.gpu.part import Case, Part, Place
 from snugfit.units import format_bytes
 
@@ -41,14 +41,7 @@ def cases(place: Place) -> Sequence[Case]:
     Args:
         place: Where they are measured.
     """
-    return [
-        Case(
-            name=name,
-            settings={"samples": BY_NAME[name].samples(place.kind), "recipe": BY_NAME[name].recipe},
-            packages=BY_NAME[name].packages,
-        )
-        for name in RUNS
-    ]
+    return cases_named(RUNS, place)
 
 
 def measure(name: str, place: Place) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import re
 import subprocess
@@ -64,6 +65,13 @@ def installed(library: str) -> str | None:
         return metadata.version(library)
     except metadata.PackageNotFoundError:
         return None
+
+
+@functools.cache
+def torch_release() -> tuple[int, int]:
+    """Returns the first two numbers of the version of the torch that is installed."""
+    major, minor = (installed("torch") or "0.0").split(".")[:2]
+    return int(major), int(minor)
 
 
 def usable_processors() -> int:

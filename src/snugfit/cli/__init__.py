@@ -187,7 +187,7 @@ def _note_unread(args: argparse.Namespace) -> None:
     with contextlib.suppress(OSError):
         text = Path(args.model).read_text(encoding="utf-8", errors="replace")
     if unread := [name for name in args.ours_behind if name not in text]:
-        args.ours_behind = []
+        args.ours_behind = [name for name in args.ours_behind if name not in unread]
         names = ", ".join(unread)
         note(
             f"{names}: given to {args.model}, as all that stands behind it. If snugfit is meant, put {names} before it."

@@ -16,11 +16,12 @@ import copy
 import logging
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 from snugfit.cli import groups, is_script, options, output, parse
 from snugfit.devices import DEVICES
-from snugfit.errors import InputError, SnugfitError, did_you_mean
+from snugfit.errors import InputError, did_you_mean
 from snugfit.fields import field_infos
 from snugfit.recipe import Recipe
 
@@ -76,27 +77,22 @@ def run(args: argparse.Namespace) -> int:
     logging.getLogger("snugfit").setLevel(logging.WARNING)  # a line for each request is the log
     if args.port is not None and args.port > 65535:
         raise InputError(f"--port is {args.port}; give a port from 1 to 65535, or leave it out.")
-    desk = Desk(lambda asked, warm, search: _answers(asked, args, warm, search))
-    try:
+    with closing(Desk(lambda asked, warm, search: _answers(asked, args, warm, search))) as desk:
         if args.model is not None:
-            desk.begin(check_named, options.named_model(args), options.settings_from(args)[1].batch_size)
-        server = Server(live_page(_form(args)), desk, args.port or 0)
-    except SnugfitError:
-        desk.close()
-        raise
-    except OSError as error:
-        desk.close()
-        raise InputError(
-            f"--port {args.port} cannot be used: {error.strerror or error}. Give another, or none."
-        ) from error
-    output.print_either({"url": server.url}, lambda: f"{server.url}  (Ctrl-C ends it)", as_json=args.json)
-    try:
-        server.serve_forever(poll_interval=0.2)
-    except KeyboardInterrupt:
-        return 0
-    finally:
-        server.server_close()
-        desk.close()
+            desk.warm_up(check_named, options.named_model(args), options.settings_from(args)[1].batch_size)
+        try:
+            server = Server(live_page(_form(args)), desk, args.port or 0)
+        except OSError as error:
+            raise InputError(
+                f"--port {args.port} cannot be used: {error.strerror or error}. Give another, or none."
+            ) from error
+        output.print_either({"url": server.url}, lambda: f"{server.url}  (Ctrl-C ends it)", as_json=args.json)
+        try:
+            server.serve_forever(poll_interval=0.2)
+        except KeyboardInterrupt:
+            return 0
+        finally:
+            server.server_close()
     return 0
 
 

@@ -56,10 +56,11 @@ def stored_run(path: Path, settings: Mapping[str, Any], *, batch_size: int) -> S
         run = Run(kept.read_recipe(), request.settings.replace(**settings))
         typed = request.model if isinstance(request.model, str) else None
         return StoredRun(run=run, request=request, model=typed, seq_len=request.seq_len)
-    document = _document(path) if path.suffix.lower() == ".json" else {}
+    is_json = path.suffix.lower() == ".json"
+    document = _document(path) if is_json else {}
     storage, given = by_owner(settings)
     workload = Workload.from_mapping({"batch_size": batch_size, **_settings(document), **given})
-    if document:
+    if is_json:
         recipe = Recipe.from_mapping({**document.get("recipe", document), **storage})
     else:
         recipe = Recipe.from_yaml(path, **storage)
@@ -90,8 +91,8 @@ def _settings(document: Mapping[str, Any]) -> dict[str, Any]:
 def _subject(document: Mapping[str, Any]) -> tuple[str | None, int | None]:
     """The language model of a plan where it has weights, not only a config; and the tokens of a sample."""
     estimate = document.get("estimate")
-    title = str(estimate.get("title")) if isinstance(estimate, dict) else ""
-    if estimate is None or not title.startswith("hf:"):
+    if not isinstance(estimate, dict) or not str(estimate.get("title")).startswith("hf:"):
         return None, None
     tokens = re.fullmatch(r"\d+ x (\d+)", str(estimate.get("batch_shape")))
-    return None if title.endswith(".json") else title, None if tokens is None else int(tokens[1])
+    model = None if estimate["title"].endswith(".json") else estimate["title"]
+    return model, None if tokens is None else int(tokens[1])

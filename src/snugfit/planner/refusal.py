@@ -125,13 +125,13 @@ class Refusal:
         """A wider fidelity, without the pins on what would need less by it: bf16-mixed where bf16-true would do."""
         allowed, pins = LEVELS.index(self.allowed), self.space.constraints.pins
         for wider in range(allowed + 1, len(LEVELS)):
-            leaner = [
-                (name, value)
+            leaner = {
+                name: value
                 for technique in TECHNIQUES
                 if (least := technique.planning.least) and allowed < LEVELS.index(least.level) <= wider
                 for name, value in least.changes.items()
-            ]
-            names = tuple(name for name, value in dict(leaner).items() if name in pins and pins[name] != value)
+            }
+            names = tuple(name for name, value in leaner.items() if name in pins and pins[name] != value)
             without = self._without(names) if names else None
             if without is None:
                 continue

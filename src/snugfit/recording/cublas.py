@@ -10,22 +10,13 @@ Source: `ATen/cuda/CublasHandlePool.cpp` of torch, parseChosenWorkspaceSize and 
 
 from __future__ import annotations
 
-import functools
-
-from snugfit.machine import installed
+from snugfit.machine import torch_release
 
 CUBLAS, CUBLASLT = "cublas workspace", "cublaslt workspace"
 """What made the storage of such a workspace that stays."""
 LT_BYTES = 2**20
 """What cuBLASLt has where it does not work in cuBLAS's."""
 _LT_SHARES_SINCE, _GIVEN_BACK_SINCE = (2, 12), (2, 15)
-
-
-@functools.cache
-def torch_release() -> tuple[int, int]:
-    """Returns the first two numbers of the version of the torch that is installed."""
-    major, minor = (installed("torch") or "0.0").split(".")[:2]
-    return int(major), int(minor)
 
 
 def workspace_bytes(capability: tuple[int, int]) -> int:

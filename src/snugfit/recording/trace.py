@@ -11,7 +11,7 @@ is the replay's business.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from snugfit.recording.operator_run import OperatorRun
@@ -130,7 +130,9 @@ class Trace:
 
     def last_step(self) -> int:
         """Returns the number of the last step that came to its update; behind it a script may evaluate, or begin another."""
-        marks = self.marks()
+        return self._last_of(self.marks())
+
+    def _last_of(self, marks: Sequence[Mark]) -> int:
         whole = [mark.step for mark in marks if mark.phase == "optimizer" and mark.entered]
         if whole:
             return max(whole)
@@ -148,7 +150,7 @@ class Trace:
         marks = self.marks()
         if not marks:
             return -1, len(self)
-        wanted = self.last_step() if step is None else step
+        wanted = self._last_of(marks) if step is None else step
         begin = min((mark.event for mark in marks if mark.step == wanted), default=len(self))
         end = min((mark.event for mark in marks if mark.step > wanted and mark.event > begin), default=len(self))
         return begin, end

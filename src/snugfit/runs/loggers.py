@@ -96,7 +96,7 @@ def check_loggers(names: Iterable[str]) -> None:
     """Raises `InputError` where a logger is not installed."""
     for name in names:
         extra = "report" if name == "tensorboard" else name
-        needed(f"{option('log_to')} {name} needs", LOGGERS[name][1], library=name, install=f"'snugfit[{extra}]'")
+        needed(f"{option('log_to')} {name} needs", LOGGERS[name][1], library=name, install=f"snugfit[{extra}]")
 
 
 class RunLog:

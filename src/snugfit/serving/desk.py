@@ -67,7 +67,7 @@ class Desk:
         self._warm, self._search = Pool(1), Pool(workers)
         self._warm.start()
 
-    def begin(self, function: Callable[..., Any], *args: Any) -> None:
+    def warm_up(self, function: Callable[..., Any], *args: Any) -> None:
         """Runs something in the warm worker before anything is asked; raises what it raises."""
         self._warm.call(function, *args)
 

@@ -19,6 +19,8 @@ from snugfit.values.assumptions import Assumptions
 if TYPE_CHECKING:
     import torch
 
+    from snugfit.workloads.model_batches import TrainingBatch
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class NamedModel:
@@ -68,11 +70,9 @@ def record_named(
     from snugfit.simulator.session import without_logs
 
     without_logs()
-    task, model = build_named(named)
-    from snugfit.workloads.model_batches import batch_for
+    task, model, made = _built_with_batch(named, batch_size)
     from snugfit.workloads.tasks import READ
 
-    made = batch_for(model, named.spec, task, batch_size=batch_size, device="meta", **named.shape)
     arguments = {
         **settings,
         "batch_size": batch_size,
@@ -93,10 +93,15 @@ def record_named(
 
 def check_named(named: NamedModel, batch_size: int) -> None:
     """Raises where a model by name, or a batch for it, cannot be made; in a worker, which has its library from then on."""
+    _built_with_batch(named, batch_size)
+
+
+def _built_with_batch(named: NamedModel, batch_size: int) -> tuple[str, torch.nn.Module, TrainingBatch]:
+    """Builds a model by name, and the batch that it is trained on."""
+    task, model = build_named(named)
     from snugfit.workloads.model_batches import batch_for
 
-    task, model = build_named(named)
-    batch_for(model, named.spec, task, batch_size=batch_size, device="meta", **named.shape)
+    return task, model, batch_for(model, named.spec, task, batch_size=batch_size, device="meta", **named.shape)
 
 
 def _itself(model: torch.nn.Module) -> torch.nn.Module:

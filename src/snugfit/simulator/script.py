@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import runpy
 import sys
 import traceback
@@ -12,7 +13,8 @@ from pathlib import Path
 
 from snugfit.errors import InputError
 
-_OURS = str(Path(__file__).parents[1])
+_WATCHING = tuple(f"{Path(__file__).parents[1] / room}{os.sep}" for room in ("fake_device", "recorder", "simulator"))
+"""Where the code lies that stands between a script and its libraries."""
 
 
 class EnoughSeen(BaseException):
@@ -89,6 +91,5 @@ def print_error(error: BaseException, path: Path) -> None:
     while trace is not None and trace.tb_frame.f_code.co_filename != str(path):
         trace = trace.tb_next
     told = traceback.TracebackException(type(error), error, trace)
-    # Between the script's frames and its library's may stand those that watch.
-    told.stack[:] = [frame for frame in told.stack if not frame.filename.startswith(_OURS)]
+    told.stack[:] = [frame for frame in told.stack if not frame.filename.startswith(_WATCHING)]
     sys.stderr.writelines(told.format())

@@ -239,7 +239,7 @@ class WatchedScript:
         self._untrained[module] = found["parameters"]
         self.expert_modules += expert_modules(module)
         self.block_names = self._recorder.modules.block_names
-        if inputs:
+        if inputs or self.batch_shape:
             self.batch_shape = self.batch_shape or shape_in_words([inputs])
             return
 

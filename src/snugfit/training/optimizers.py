@@ -15,6 +15,7 @@ from torch.optim import SGD, Adafactor, Adam, AdamW, Optimizer
 
 from snugfit.device_kinds import kind_of
 from snugfit.errors import InputError
+from snugfit.machine import torch_release
 from snugfit.recipe import Recipe
 from snugfit.techniques import OPTIMIZER_NAMES
 from snugfit.techniques.base import Setup
@@ -157,10 +158,6 @@ def _no_fused_kernel(row: OptimizerRow, device: torch.device, groups: Groups) ->
     if any(weight.is_complex() for group in groups for weight in group["params"]):
         return "torch's fused kernels take no complex weights"
     half = any(weight.dtype.itemsize == 2 for group in groups for weight in group["params"])
-    if row.cls is SGD and device.type == "cpu" and half and _torch_version() < _SGD_16_BITS_SINCE:
+    if row.cls is SGD and device.type == "cpu" and half and torch_release() < _SGD_16_BITS_SINCE:
         return f"the fused SGD of torch {torch.__version__} does not change 16-bit weights on cpu"
     return None
-
-
-def _torch_version() -> tuple[int, ...]:
-    return tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])

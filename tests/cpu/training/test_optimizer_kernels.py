@@ -28,7 +28,7 @@ def test_the_default_kernel_moves_every_weight(name, dtype):
 
 
 def test_fused_sgd_of_an_old_torch_is_not_used_for_16_bit_weights_on_cpu(monkeypatch):
-    monkeypatch.setattr(optimizers, "_torch_version", lambda: (2, 13))
+    monkeypatch.setattr(optimizers, "torch_release", lambda: (2, 13))
     assert not made("sgd", torch.bfloat16)[1].defaults["fused"]
     assert made("sgd")[1].defaults["fused"] and made("adamw", torch.bfloat16)[1].defaults["fused"]
     with pytest.raises(InputError, match="does not change 16-bit weights on cpu; use foreach or for-loop"):

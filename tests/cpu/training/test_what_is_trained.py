@@ -19,6 +19,7 @@ from torch.optim import SGD, Adafactor, Adam, AdamW
 
 import snugfit
 from snugfit import InputError, Recipe, SnugfitWarning
+from snugfit.machine import torch_release
 from snugfit.techniques import TECHNIQUES
 
 SAMPLES, STEPS = 8, 4
@@ -230,8 +231,7 @@ def steps(fields, by_name, event):
     if not by_name:
         known = [weight for name, weight in model.named_parameters() if event == "unfrozen" or "stem" not in name]
         # torch's fused SGD of before 2.15 leaves 16-bit weights on a processor as they are
-        # torch below 2.15 has a fused SGD that does nothing to 16-bit weights on cpu.
-        old = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 15)
+        old = torch_release() < (2, 15)
         unfused = cls is Adafactor or (old and cls is SGD and fields.get("precision") == "bf16-true")
         kernels = {} if unfused else {"foreach": False} if "optimizer_impl" in fields else {"fused": True}
         optimizer, settings = cls(known, **settings, **kernels), {}
