@@ -107,7 +107,7 @@ def run(args: argparse.Namespace) -> int:
         places = _places(args, stored, named)
         wanted = dataclasses.replace(wanted, largest_tensor=places.largest_tensor)
     export = deepspeed_export(stored.run, wanted)
-    _show(args, export, _costs(args, stored, named, export), places)
+    _show(args, export, stored, _costs(args, stored, named, export), places)
     return 0
 
 
@@ -119,7 +119,7 @@ def _by_table(args: argparse.Namespace, stored: StoredRun) -> int:
     model = spec.partition(":")[2] if spec.startswith("hf:") else None
     export = export_to(args.to, stored.run, model=model, seq_len=args.seq_len or stored.seq_len)
     named = None if args.device is None else _named(args, stored)
-    _show(args, export, _costs(args, stored, named, export))
+    _show(args, export, stored, _costs(args, stored, named, export))
     return 0
 
 
@@ -216,17 +216,23 @@ def _places(args: argparse.Namespace, stored: StoredRun, named: NamedModel) -> P
     )
 
 
-def _show(args: argparse.Namespace, export: Export, costs: Costs | None, places: Places | None = None) -> None:
+def _show(
+    args: argparse.Namespace, export: Export, stored: StoredRun, costs: Costs | None, places: Places | None = None
+) -> None:
     """Writes the file, or prints it where it is not written elsewhere, and says what it cannot say."""
+    unsaid = ", ".join(f"--{name.replace('_', '-')}" for name in stored.unsaid)
+    defaults = f"Not given, so that these are snugfit's defaults, not those of {export.target}: {unsaid}."
     output.write_file(args.output, lambda path: path.write_text(export.text(), encoding="utf-8"))
     if args.json:
         simulated = {"costs": costs} if args.to in TABLES else {"costs": costs, "places": places}
         plain = {name: None if one is None else one.to_mapping() for name, one in simulated.items()}
-        output.print_json({**export.to_mapping(), **plain})
+        notes = [*export.notes, *([defaults] if stored.unsaid else [])]
+        output.print_json({**export.to_mapping(), "notes": notes, **plain})
         return
     said = [f"- {note}" for note in export.notes]
     if said:
         said.insert(0, f"What {export.target}'s file does not say:")
+    said += [defaults] if stored.unsaid else []
     text = "\n".join([*said, *(f"\n{one}" for one in (costs, places) if one is not None)])
     if args.output is None:
         print(export.text(), end="")

@@ -16,6 +16,9 @@ from snugfit.runs.request import Request
 from snugfit.runs.run_files import RunFiles, holds_run
 from snugfit.workload import Workload
 
+_OTHERWISE_ELSEWHERE = ("batch_size", "lr", "epochs", "clip_norm")
+"""Settings whose defaults are not those of other tools."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class StoredRun:
@@ -29,6 +32,8 @@ class StoredRun:
     """The model that it is for, as it was typed; None where the file does not say it."""
     seq_len: int | None = None
     """Tokens of a sample, likewise."""
+    unsaid: tuple[str, ...] = ()
+    """Settings that nobody gave and that other tools have other defaults for."""
 
 
 def stored_run(path: Path, settings: Mapping[str, Any], *, batch_size: int) -> StoredRun:
@@ -65,7 +70,9 @@ def stored_run(path: Path, settings: Mapping[str, Any], *, batch_size: int) -> S
     else:
         recipe = Recipe.from_yaml(path, **storage)
     model, seq_len = _subject(document)
-    return StoredRun(run=Run(recipe, workload), request=None, model=model, seq_len=seq_len)
+    said = {*given, *Workload.from_mapping(_settings(document)).to_mapping(defaults=False)}
+    unsaid = tuple(name for name in _OTHERWISE_ELSEWHERE if name not in said)
+    return StoredRun(run=Run(recipe, workload), request=None, model=model, seq_len=seq_len, unsaid=unsaid)
 
 
 def _document(path: Path) -> dict[str, Any]:

@@ -142,7 +142,8 @@ def plan_script(
         raise RecipeError([_not_pinned(name, seen.own_precision) for name in pinned], subject="plan of a script")
     wanted = dataclasses.replace(wanted, forbidden=wanted.forbidden | forbidden)
     before, fused = first, False
-    with _workers(plainly, as_it_is, place, seen.libraries) as pool:
+    quietly = _subject(script, functools.partial(record, None, quiet=True))
+    with _workers(quietly, as_it_is, place, seen.libraries) as pool:
         if lines.can_fuse():
             told = dataclasses.replace(lines, fused=True)
             with_it = Simulations(_subject(script, functools.partial(record, told)), place, pool)
@@ -170,14 +171,14 @@ def _at(planner: Planner, budget_bytes: int, style: str) -> Plan:
 
 
 @contextmanager
-def _workers(plainly: Subject, as_it_is: Probe, place: Place, libraries: Sequence[str]) -> Iterator[Pool]:
+def _workers(quietly: Subject, as_it_is: Probe, place: Place, libraries: Sequence[str]) -> Iterator[Pool]:
     """Workers that have imported the script's libraries, if it does the same with them; else those of all scripts."""
     if not libraries:
         yield fresh_workers()
         return
     with closing(FreshWorkers(WORKERS)) as workers:
         workers.libraries = libraries, functools.partial(import_all, place.personality)
-        again = Simulations(plainly, place, workers)
+        again = Simulations(quietly, place, workers)
         again.simulate([Recipe()])
         found = again.probes.get(Recipe())
         again.close()
@@ -195,14 +196,19 @@ def _record(
     lines: Lines | None,
     recipe: Recipe,
     personality: Personality,
+    *,
+    quiet: bool = False,
 ) -> Recording:
-    """Records a script by a recipe's lines, or as it is; runs in a worker."""
+    """Records a script by a recipe's lines, or as it is; runs in a worker.
+
+    `quiet`: not to repeat what the script prints; with lines it never is.
+    """
     from snugfit.techniques.own_optimizer import own_optimizer
 
     own = own_optimizer(recipe.optimizer)
     if own is not None:
         own.load()
-    changed = None if lines is None else lines.changed(recipe)
+    changed = lines.changed(recipe) if lines is not None else {} if quiet else None
     put_on = () if lines is None else lines.put_on(recipe)
     return record_script(path, arguments, assume, personality, changed=changed, put_on=put_on, for_plan=True)
 

@@ -22,7 +22,7 @@ from snugfit.runs.request import Given, Request, free_directory, is_named, resum
 from snugfit.runs.run_dir import DEFAULT_KEEP, check_new
 from snugfit.runs.run_files import RunFiles, check_held
 from snugfit.training.run_results import CHECKPOINTS
-from snugfit.units import parse_bytes
+from snugfit.units import format_bytes, parse_bytes
 from snugfit.workload import DEFAULT_BATCH_SIZE, Workload
 
 CHANGEABLE = ("epochs", "max_steps", "evaluate", "eval_every", "save_every", "patience", "gpus", "nodes")
@@ -132,6 +132,7 @@ class RunConfig:
         *,
         recipe: Any,
         run_dir: str | Path,
+        budget: str | int | None,
         tune: bool,
         **ways: Any,
     ) -> RunConfig:
@@ -141,6 +142,13 @@ class RunConfig:
         kept, base = RunFiles(path), None if recipe is None else recipe_of(recipe)
         request, recipe = _changed(kept.read_request(), kept.read_recipe(), told, given, options, base)
         chosen = chosen_of(recipe, kept.read_plan(), tune=tune)
+        # Who types the same line again means the same run, whose plan is made.
+        if budget is not None and parse_bytes(budget, what="budget") != chosen.budget_bytes:
+            planned = "no budget" if chosen.budget_bytes is None else format_bytes(chosen.budget_bytes)
+            raise InputError(
+                f"{option('budget')} is {budget!r}; the run was planned for {planned}, and goes on by its plan. Leave "
+                f"{option('budget')} out, or start another run."
+            )
         return cls(request=request, chosen=chosen, run_dir=path, resume=True, tune=tune, **ways)
 
     def again(self) -> RunConfig:

@@ -185,7 +185,7 @@ def train(
         elif run_dir is None:
             raise InputError(f"{option('resume')} needs {option('run_dir DIR')}, the run to go on with.")
         else:
-            config = RunConfig.resumed(told, given, options, recipe=recipe, run_dir=run_dir, **ways)
+            config = RunConfig.resumed(told, given, options, recipe=recipe, run_dir=run_dir, budget=budget, **ways)
         result = config.result()
         if result is not None:
             note(f"the run in {config.run_dir} is finished; this is its result.")
@@ -221,10 +221,8 @@ def _check_choices(plan: Any, budget: Any, limits: Mapping[str, Any], *, resume:
     given = [option(name) for name, value in limits.items() if value]
     if budget is None and given:
         raise InputError(f"{', '.join(given)} belongs to a plan; give {option('budget SIZE')} too.")
-    if resume and (budget is not None or plan is not None):
-        raise InputError(
-            f"a run that is resumed has its plan already. Leave {option('budget')} out, or start another run."
-        )
+    if resume and plan is not None:
+        raise InputError("a run that is resumed has its plan already. Leave plan= out, or start another run.")
     if budget is not None and plan is not None:
         raise InputError("recipe= is a plan, which has its budget already. Leave budget= out.")
     if plan is not None and not isinstance(getattr(plan, "recipe", None), Recipe):

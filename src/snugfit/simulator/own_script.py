@@ -12,7 +12,7 @@ import importlib
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -103,8 +103,7 @@ def record_script(
             watched.run(path, arguments, recorder)
 
     with ExitStack() as around:
-        if changed is not None:
-            around.enter_context(_silence())
+        around.enter_context(_numbers_told(path) if changed is None else _silence())
         around.enter_context(replaced(watched.changes()))
         recording = record_watched(watched, run, assume, personality)
     known = {field.name: getattr(recording, field.name) for field in dataclasses.fields(recording)}
@@ -182,6 +181,20 @@ def _no_accelerator() -> list[Any]:
         (torch.cuda, name) for name in ("is_available", "device_count")
     ]
     return [(place, name, lambda *_, answer=no[name], **__: answer) for place, name in places]
+
+
+def _numbers_told(path: Path) -> AbstractContextManager[None]:
+    """Context in which the first thing that a script prints stands behind what its numbers are worth."""
+    write, told = sys.stdout.write, False
+
+    def telling(text: str) -> int:
+        nonlocal told
+        if not told:
+            told = True
+            sys.stderr.write(f"{path} is simulated: it trains nothing, and numbers that it prints are made up.\n")
+        return write(text)
+
+    return replaced([(sys.stdout, "write", telling)])
 
 
 @contextmanager

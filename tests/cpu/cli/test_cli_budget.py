@@ -64,7 +64,8 @@ def test_the_budget_is_kept_and_the_plan_resumed(where):
     assert result["recipe"]["checkpoint"] != "none" and result["recipe"]["microbatch_size"] is None
     assert result["over_budget_bytes"] == 0 and result["over_budget"] == []
     assert (where / "run" / "plan.json").is_file()
-    resumed = run_command("train", "--run-dir", "run", "--resume", "--max-steps", "3", "--json", cwd=where)
+    same_line = training("--budget", f"{budget}B", "--json", *FEW)
+    resumed = run_command(*same_line, "--resume", "--max-steps", "3", cwd=where)
     assert resumed.returncode == 0, resumed.stderr
     assert json.loads(resumed.stdout)["predicted"] == result["predicted"]
     assert json.loads(resumed.stdout)["recipe"] == result["recipe"]

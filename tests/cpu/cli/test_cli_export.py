@@ -168,3 +168,20 @@ def test_estimate_reads_what_export_writes(here, capsys):
     assert "snugfit: lf.yaml: changes no memory" in shown.err
     assert main(["check", "lf.yaml", "--fits", "rtx-3090", "--checkpoint", "none", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["estimate"]["recipe"]["checkpoint"] == "none"
+
+
+@pytest.mark.parametrize(
+    ("typed", "unsaid"),
+    [
+        (("recipe.yaml",), "--batch-size, --lr, --epochs, --clip-norm"),
+        (("recipe.yaml", *SETTINGS), "--epochs"),
+        (("recipe.yaml", *SETTINGS, "--epochs", "1"), None),
+        (("whole_plan.json",), "--epochs"),
+        (("run",), None),  # which was trained by what it has
+    ],
+)
+def test_defaults_of_ours_are_told(here, capsys, typed, unsaid):
+    assert main(["export", *typed, "--to", "hf", "--json"]) == 0
+    notes = json.loads(capsys.readouterr().out)["notes"]
+    told = f"Not given, so that these are snugfit's defaults, not those of transformers: {unsaid}."
+    assert (told in notes) is (unsaid is not None) and sum("Not given" in note for note in notes) == (unsaid is not None)

@@ -103,9 +103,10 @@ def measured(folder):
     return json.loads(done.stdout)["allocator_peak_bytes"], re.findall(r"^loss (.*)$", done.stderr, re.MULTILINE)
 
 
-def test_the_pasted_lines_train_in_the_budget_with_the_same_losses(folder, capsys):
-    code, plan, err = planned(capsys, "--device", "cpu", "--budget", "25MiB", "train.py")
+def test_the_pasted_lines_train_in_the_budget_with_the_same_losses(folder, capfd):
+    code, plan, err = planned(capfd, "--device", "cpu", "--budget", "25MiB", "train.py")
     assert code == 0, err
+    assert err.count("made up") == 1 and err.count("loss") == 3  # what three simulated steps print, once
     assert plan["fidelity"]["level"] == "exact" and "snugfit.apply(model, snugfit.Recipe(" in plan["diff"]
     (before, losses), (after, same) = measured(folder), measured(pasted(folder, plan))
     assert before > plan["budget_bytes"] >= after

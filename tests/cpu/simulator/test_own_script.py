@@ -305,6 +305,7 @@ def test_gathered_gradients_of_an_optimizer_are_one_step(tmp_path, capfd):
     gathers = gathers[: gathers.index("    for weight")] + "    print('pass', number)\n"
     code, _, err = estimated(capfd, written(tmp_path, TRAINS + gathers))
     assert code == 0 and "pass 23" in err, err
+    assert err.index("numbers that it prints are made up") < err.index("pass 0") and err.count("made up") == 1
 
 
 def test_steps_as_long_as_assumed_values_make_them(tmp_path, capsys):
