@@ -133,10 +133,14 @@ class Composition:
 
     def point_seconds(self, probe: Probe, size: int, update: str = PLAIN) -> float:
         """Returns the time of a step that treats blocks as `probe`, a simulation at the largest microbatch, did."""
-        extra = probe.seconds - self.large.seconds
-        plain = self.plain_seconds(size)
+        plain, updated = self.plain_seconds(size), self.plain_seconds(size, update)
         passes, end = self._passes(self.large)
-        return self.plain_seconds(size, update) + extra * max(plain - end, 0.0) / max(passes, 1e-12)
+        grown = max(plain - end, 0.0) / max(passes, 1e-12)
+        work = max(probe.timing.device_seconds, probe.timing.host_seconds)
+        if probe.timing.link_seconds <= work:
+            return updated + (probe.seconds - self.large.seconds) * grown
+        # Copies decide: they take as long for the batch in any pieces, and hide behind work that pieces make more of.
+        return max(updated + max(work - self.large.seconds, 0.0) * grown, probe.seconds + updated - plain)
 
     # Memory --------------------------------------------------------------------------------------------------------
 

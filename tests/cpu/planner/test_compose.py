@@ -46,6 +46,19 @@ def test_sizes_in_between(searched: Search):
         )
 
 
+def test_copies_hide_behind_the_work_of_more_pieces(planning_pool):
+    with planned.planner(planning_pool, place=planned.CARD, batch=planned.batch_of(16, 1024)) as planner:
+        planner.search.run(2**40)
+        simulations, composition = planner.simulations, planner.search.compositions["plain"]
+        offloaded = simulations.need(Recipe(offload_activations="all"))
+        assert offloaded.timing.link_seconds > offloaded.timing.host_seconds  # copies decide here, and do not below
+        for size in (2, 4, 8):
+            seen = simulations.need(Recipe(offload_activations="all", microbatch_size=size))
+            plain = simulations.need(Recipe(microbatch_size=size))
+            off = plain.seconds / composition.plain_seconds(size)
+            assert off * composition.point_seconds(offloaded, size) == pytest.approx(seen.seconds, rel=0.2)
+
+
 def test_the_least_that_a_step_can_need_is_no_more_than_what_one_needs(searched: Search):
     composition = searched.compositions["plain"]
     for size in (1, 8, 16):
