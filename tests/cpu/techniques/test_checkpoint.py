@@ -266,6 +266,24 @@ def test_selective_keeps_matmuls_and_recomputes_the_rest():
     assert convolutions[aten.convolution.default] == 7
 
 
+class Overwriting(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+
+    def forward(self, x):
+        return x + torch.relu_(self.linear(x))
+
+
+def test_a_kept_result_that_the_code_overwrites_is_told():
+    batch = make_batches("mlp", 6, 1, torch.float32)[0]
+    width = batch[0].shape[1]
+    model = nn.Sequential(Overwriting(width), Overwriting(width), nn.Linear(width, 5))
+    with pytest.raises(InputError, match=r"the code of block '\d' overwrites one of them in place. Take checkpoint='all'"):
+        prepare(model, checkpoint="selective").step(batch)
+    prepare(model, checkpoint="all").step(batch)
+
+
 def test_without_gradients_nothing_is_wrapped_around():
     model = make_model("mlp")
     trainer = prepare(model, checkpoint="all")

@@ -196,7 +196,15 @@ class _Recomputation:
         self._around.enter_context(self._block.again(self._before, self._kept))
 
     def __exit__(self, *error: Any) -> bool | None:
-        return self._around.__exit__(*error)
+        ended = self._around.__exit__(*error)
+        if self._kept is not None and isinstance(error[1], RuntimeError) and "has been mutated" in str(error[1]):
+            with about("checkpoint"):
+                raise InputError(
+                    f"checkpoint='selective' keeps the results of matmuls, and the code of block {self._block.name!r} "
+                    "overwrites one of them in place. Take checkpoint='all', or write that operation without its "
+                    "underscore."
+                ) from error[1]
+        return ended
 
 
 class _Again:
