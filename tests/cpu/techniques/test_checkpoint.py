@@ -279,7 +279,9 @@ def test_a_kept_result_that_the_code_overwrites_is_told():
     batch = make_batches("mlp", 6, 1, torch.float32)[0]
     width = batch[0].shape[1]
     model = nn.Sequential(Overwriting(width), Overwriting(width), nn.Linear(width, 5))
-    with pytest.raises(InputError, match=r"the code of block '\d' overwrites one of them in place. Take checkpoint='all'"):
+    with pytest.raises(
+        InputError, match=r"the code of block '\d' overwrites one of them in place. Take checkpoint='all'"
+    ):
         prepare(model, checkpoint="selective").step(batch)
     prepare(model, checkpoint="all").step(batch)
 
