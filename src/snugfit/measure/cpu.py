@@ -6,8 +6,9 @@ repeat themselves. The balance is carried over from window to window. The kernel
 first steps; what the process grows by while a window is opened or closed is the recorder's own and is taken off. After
 that the process may keep freed memory again: settings under which its memory can be read exactly make steps slow.
 
-Known limitation: a training batch that the loop lets go during the first evaluation still counts as alive there, since
-torch does not report the release of memory that was allocated between the windows.
+Known limitations, since torch does not report the release of memory that was allocated outside of the windows: a training
+batch that the loop lets go during the first evaluation still counts as alive there; and where a model that came as an object
+is cast while it is prepared, old and new weights count together, which a step that takes less than both does not cover up.
 """
 
 from __future__ import annotations
