@@ -46,7 +46,7 @@ class Step:
             kept.begin()
         pieces = self._passes.pieces(batch, trainer.recipe, every=kept is not None)
         if len(pieces) > 1 and self.check.pending and ranks is None:
-            trainer.learn(self.check.learn, batch)
+            trainer.found_out(self.check.learn(batch, trainer.recipe, trainer.workload))
         self.late_reads.check(batch, trainer.recipe, update.gradients.named)
         try:
             self.statistics.remember(step)
