@@ -39,7 +39,7 @@ from snugfit.techniques.batch_share import at_once, largest_share, sharers
 from snugfit.techniques.levels import LEVELS, Level
 from snugfit.techniques.planning import UNCALLED
 from snugfit.techniques.shard import groups_of, least_weights
-from snugfit.units import MIB, format_bytes
+from snugfit.units import format_bytes
 
 if TYPE_CHECKING:
     from snugfit.workers.pool import Pool
@@ -138,14 +138,11 @@ class Planner:
 
     def capacity_bytes(self, budget_bytes: int) -> int:
         """Returns what a recipe may need: the budget less margin and CUDA's context."""
-        return budget_bytes - self.margin.bytes_of(budget_bytes) - self.place.card.context_bytes
+        return self.margin.room_bytes(budget_bytes, self.place.card.context_bytes)
 
     def budget_bytes(self, need_bytes: int) -> int:
         """Returns the smallest budget, in whole MiB, that has room for a need."""
-        budget = int((need_bytes + self.place.card.context_bytes) / (1 - self.margin.share)) // MIB * MIB
-        while self.capacity_bytes(budget) < need_bytes:
-            budget += MIB
-        return budget
+        return self.margin.budget_for(need_bytes, self.place.card.context_bytes)
 
     def at(self, budget_bytes: int) -> Plan:
         """Returns the plan for a budget; `DoesNotFitError` where nothing fits."""
