@@ -119,5 +119,5 @@ class Step:
                 claimed = [*update.gradients.named.values(), *trained_by_others(trainer.model)]
                 check_claimed(loss, claimed, trainer.workload.optimizer, self._passes.parts)
             update.judge(loss)
-            with self.late_reads.watched(trainer.recipe, update.gradients.named), update.own_backward():
+            with self.late_reads.watched(trainer.recipe, update.gradients.named), update.gradients.own_backward():
                 (update.scaler.scale(loss) if update.scaler else loss).backward()  # type: ignore[no-untyped-call]

@@ -286,7 +286,7 @@ class Trainer:
         self._rebuild.handle.pass_on()
         return {
             "model": self.model.state_dict(),
-            "optimizer": self.update.state_dict(),
+            "optimizer": self.update.optimizer.state_dict(),
             "scheduler": self._scheduler.state_dict() if self._scheduler is not None else None,
             "scaler": self._scaler.state_dict() if self._scaler else None,
             "rounding": self._generator.get_state() if self._generator else None,
