@@ -14,7 +14,6 @@ An operator on lists of tensors takes them one after the other on a processor: i
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -25,9 +24,9 @@ from snugfit.operators.operator_call import Call, Layout
 from snugfit.operators.operator_truth import CannotRun, Result, Truth
 from snugfit.operators.size_line import SMALLEST, on_line, sizes_to_run
 from snugfit.private_torch import fake_tensors
-from snugfit.process_memory import kernel_bytes
+from snugfit.process_memory import free_host_bytes
+from snugfit.units import MIB
 
-MIB = 2**20
 _DEEPEST = 3
 _SHARE_OF_MEMORY = 0.5
 """Part of the free memory that a call may take, its inner memory taken to be as much as its arguments and results."""
@@ -78,7 +77,7 @@ def find(call: Call, size: Size, run: Run = operator_truth.run, *, free_bytes: i
 
     `free_bytes`: memory that the machine can spare; None: it is asked.
     """
-    free = free_memory_bytes() if free_bytes is None else free_bytes
+    free = (free_host_bytes() or 0) if free_bytes is None else free_bytes
     has_room = 2 * size.nbytes <= _SHARE_OF_MEMORY * free
     proved = _proved(call, size, run, first_only=True)
     if proved is None and not (has_room and size.flops <= WITHIN_SECONDS):
@@ -266,8 +265,3 @@ def _guessed(call: Call, size: Size, run: Run) -> Truth:
             peaks = tuple(peak * number // points[0] for peak in truth.peaks)
             return truth._replace(peaks=peaks, results=(), seconds=truth.seconds * number / points[0])
     return Truth((0,), (), ())
-
-
-def free_memory_bytes() -> int:
-    """Returns the memory that this machine can spare now; 0 where it does not say."""
-    return kernel_bytes(Path("/proc/meminfo")).get("MemAvailable", 0)
