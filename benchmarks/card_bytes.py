@@ -126,7 +126,7 @@ def compared(run: TrainingRun, model: Any, shares: Iterable[int]) -> dict[str, A
         limits.append(
             {
                 "percent": share,
-                "predicted": None if shortage is None else [shortage.phase, shortage.operator, shortage.module],
+                "predicted": None if shortage is None else list(shortage),
                 "failed": None if failed_there is None else list(failed_there),
             }
         )

@@ -181,11 +181,6 @@ def give_back(device: torch.device) -> None:
         module.empty_cache()
 
 
-def requested_bytes(device: torch.device) -> int:
-    """Returns the bytes alive on a device as they were requested, without rounding."""
-    return int(_counting(device).memory_stats(device).get("requested_bytes.all.current", 0))
-
-
 def free_bytes(device: torch.device) -> int:
     """Returns what tensors of this process can still take: the driver's free bytes and unused reserved ones."""
     module = _counting(device)

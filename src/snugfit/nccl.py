@@ -54,12 +54,6 @@ def nccl_memory(card: Device, ranks: int) -> NcclMemory:
     )
 
 
-def nccl_bytes(card: Device, ranks: int) -> tuple[int | None, str]:
-    """Returns the typical bytes of a communicator, None where unknown, and the source."""
-    found = nccl_memory(card, ranks)
-    return found.typical_bytes, found.where if found.source is None else f"{found.source}: {found.where}"
-
-
 def among(card: Device, groups: Sequence[int]) -> Device:
     """Returns a card on which NCCL has taken its memory for groups of these sizes."""
     if card.context is None:

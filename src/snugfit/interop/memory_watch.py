@@ -61,11 +61,6 @@ class MemoryWatch:
         self._look_at = 0
         self._exceeded = False
 
-    @property
-    def running(self) -> bool:
-        """Whether a training is measured."""
-        return self._peaks is not None
-
     # -- before
 
     def before(self, ask: Callable[[str], Estimate], place: torch.device, hint: str = "") -> None:

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
 TAKEN = {**ASSUMED, "nonzero": 1.0}
 """What is taken where a training reads values, for its metrics say: a mask that counts tokens takes all of them."""
-STEPS = 3
-"""Optimizer steps that are recorded: state appears in the first, and the last is bounded by a step on either side."""
 
 
 class Job(Protocol):
@@ -48,7 +46,7 @@ class Job(Protocol):
         """Yields the optimizers that came with it."""
 
     def train(self, device: torch.device) -> None:
-        """Takes `STEPS` steps, with an evaluation between them where there is one; the weights are on the device."""
+        """Takes the steps that are watched, with an evaluation between them if there is one; weights are on the device."""
 
 
 def estimate_job(job: Job, title: str, *, device: DeviceArgument, assume: AssumeArgument = None) -> Estimate:
@@ -81,17 +79,15 @@ def _sent(job: Job) -> bytes:
 def record_job(sent: bytes, assume: Any, personality: Personality) -> Recording:
     """Records a job from `skeleton.dumps`; runs in a worker."""
     from snugfit.fake_device.says_cuda import code_says_cuda
+    from snugfit.recorder.captured import captured_tensors
     from snugfit.recorder.materialise import Materialiser
-    from snugfit.techniques.batches import tensors_of
     from snugfit.workers import skeleton
 
     with code_says_cuda() if personality.is_card else contextlib.nullcontext():
         job: Job = skeleton.loads(sent)
     owners, optimizers = list(job.owners()), list(job.optimizers())
-    held = {id(one) for owner in owners for one in _held_by(owner)}
-    held |= {id(one) for optimizer in optimizers for one in tensors_of(list(optimizer.state.values()))}
-    samples = {id(one) for one in tensors_of([getattr(job, "samples", ())])}
-    captured = [one for one in skeleton.arrived() if id(one) not in held | samples]
+    states = [list(optimizer.state.values()) for optimizer in optimizers]
+    captured = captured_tensors(skeleton.arrived(), owners, states, getattr(job, "samples", ()))
     watched = WatchedScript()
 
     def run(recorder: Any) -> None:
@@ -107,14 +103,6 @@ def record_job(sent: bytes, assume: Any, personality: Personality) -> Recording:
             raise InputError("the trainer took no step of an optimizer of torch.optim, so there is nothing to look at.")
 
     return record_watched(watched, run, assume, personality, captured)
-
-
-def _held_by(owner: torch.nn.Module) -> Iterator[torch.Tensor]:
-    import torch
-
-    for module in owner.modules():
-        for table in (module._parameters, module._buffers, vars(module)):
-            yield from (value for value in table.values() if isinstance(value, torch.Tensor))
 
 
 class Samples:

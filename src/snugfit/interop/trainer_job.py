@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from snugfit.attributes import replaced
 from snugfit.errors import CannotSimulateError, InputError
-from snugfit.interop.recorded_training import STEPS, Samples, modules_in
+from snugfit.interop.recorded_training import Samples, modules_in
 from snugfit.interop.widest_samples import widest_samples
 from snugfit.phases import phase
+from snugfit.simulator.watched_script import STEPS
 
 if TYPE_CHECKING:
     import torch

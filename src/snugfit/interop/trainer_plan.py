@@ -1,22 +1,22 @@
 """`snugfit.plan_for`: the `TrainingArguments` with which a built Trainer trains fastest in a memory budget.
 
-What may be changed are arguments that every Trainer has: how the effective batch is cut, checkpointing, precision,
-optimizer, and the batch of an evaluation. Each candidate is simulated: three steps of that Trainer, and its evaluation.
+Each candidate (`trainer_choices.py`) is simulated: three steps of that Trainer, and its evaluation.
 """
 
 from __future__ import annotations
 
 import copy
 import dataclasses
-import importlib.util
-import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 from snugfit.devices import Device
 from snugfit.errors import CannotSimulateError, DoesNotFitError, InputError
+from snugfit.interop.trainer_choices import checkpointing_of, level_of, plain, settings_of, splits_of
 from snugfit.interop.trainer_job import TrainerJob, check_trainer, set_fields
 from snugfit.report.notebook import ShownAsCard
+from snugfit.report.plan_card import memory_in_words
 from snugfit.report.waiting import waits_are_told
 from snugfit.techniques.levels import LEVELS, Level
 from snugfit.units import MIB, format_bytes, format_seconds
@@ -27,7 +27,11 @@ if TYPE_CHECKING:
     from snugfit.planner.probe import Place
     from snugfit.recording.recording import Recording
     from snugfit.simulator.prediction import Estimate
-_PLAIN = ("adamw_torch", "adamw_torch_fused")
+
+_OF_PIECES = (
+    "The loss of a batch is then the mean of its microbatches': the same, but where samples count different numbers of "
+    "tokens, or are compared with each other."
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,11 +40,11 @@ class Tried:
 
     changes: Mapping[str, Any]
     """Argument -> its value, where it is another one than the Trainer has."""
-    need_bytes: int | None
+    need_bytes: int | None = None
     """The smallest memory in which it goes through, CUDA's context apart; None where it cannot be simulated."""
-    total_bytes: int | None
+    total_bytes: int | None = None
     """What it reserves where memory is not short, and CUDA's context; on cpu what its tensors take."""
-    step_seconds: float | None
+    step_seconds: float | None = None
     """Predicted seconds of a step of the whole effective batch, without evaluation."""
     peak_phase: str
     """The phase in which the peak falls; evaluation, say."""
@@ -80,21 +84,17 @@ class TrainerPlan(ShownAsCard):
     def __str__(self) -> str:
         """Returns it as text for a console."""
         rows = [f"  {name}: {before} -> {now}" for name, (before, now) in self.changes.items()]
-        was = self.as_it_is.total_bytes
+        was, taken_off = self.as_it_is.total_bytes, self.margin_bytes + (self.estimate.context_bytes or 0)
+        left = self.budget_bytes - taken_off - self.need_bytes
+        memory = memory_in_words(self.estimate.total_bytes, self.budget_bytes, left)
         lines = [
             "TrainingArguments that change:" if rows else "Nothing has to change.",
             *rows,
-            f"{self._needs()} of {format_bytes(self.budget_bytes)} "
-            f"(as it is: {format_bytes(was or 0)}), peak in {self.estimate.peak_phase}",
+            f"predicted within {format_bytes(self.budget_bytes)}: {memory} (as it is: {format_bytes(was or 0)}), "
+            f"peak in {self.estimate.peak_phase}",
             f"a step takes {format_seconds(self.step_seconds)}, fidelity {self.fidelity}, {len(self.tried)} simulated",
         ]
         return "\n".join([*lines, *self.notes])
-
-    def _needs(self) -> str:
-        total = self.estimate.total_bytes
-        if total <= self.budget_bytes:
-            return f"predicted {format_bytes(total)}"
-        return f"predicted {format_bytes(total)} where memory is not short, but no more than {format_bytes(self.need_bytes)}"
 
     def __repr__(self) -> str:
         return f"TrainerPlan(changes={dict(self.changes)}, need_bytes={self.need_bytes})"
@@ -137,7 +137,7 @@ def plan_for(
     if isinstance(budget, int) and budget < MIB:
         raise InputError(f"budget={budget} is {format_bytes(budget)}; write '{budget}GiB', if that is meant.")
     place, budget_bytes = budget_for(place_for(device), budget)
-    with waits_are_told(), _Search(trainer, place, assume) as search:
+    with waits_are_told(), closing(_Search(trainer, place, assume)) as search:
         return search.plan(budget_bytes, levels)
 
 
@@ -149,15 +149,12 @@ class _Search:
 
         self.trainer, self.place, self.assume = trainer, place, assume
         self.args = trainer.args
-        self.tried: list[Tried] = []
         self._known: dict[tuple[Any, ...], Tried] = {}
         self._pool = Pool(1)
         self._evaluated_at_once = self.args.per_device_eval_batch_size
 
-    def __enter__(self) -> _Search:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """Ends the worker."""
         self._pool.close()
 
     def plan(self, budget_bytes: int, levels: frozenset[Level]) -> TrainerPlan:
@@ -165,31 +162,28 @@ class _Search:
         from snugfit.planner.margin import margin_for
 
         card = self.place.card
-        margin = margin_for("cpu" if self.place.on_cpu else "cuda", card.context)
-        margin_bytes = margin.bytes_of(budget_bytes)
-        capacity = budget_bytes - margin_bytes - card.context_bytes
+        margin = margin_for(self.place.personality.kind, card.context)
+        capacity = margin.room_bytes(budget_bytes, card.context_bytes)
         as_it_is = self.probe({})
         if as_it_is.need_bytes is None:
             raise CannotSimulateError(f"the Trainer cannot be simulated: {as_it_is.refusal}")
         best = self._fastest(capacity, levels)
         if best is None:
             raise self._does_not_fit(budget_bytes, margin, levels)
-        return self._result(best, as_it_is, budget_bytes, margin_bytes)
+        return self._result(best, as_it_is, budget_bytes, margin.bytes_of(budget_bytes))
 
     def _fastest(self, capacity: int, levels: frozenset[Level]) -> Tried | None:
-        splits = list(self._splits())
-        whole = [(setting, self._fitting(setting, splits[:1], capacity)) for setting in self._settings(levels)]
+        splits = list(splits_of(self.trainer))
+        whole = [
+            (setting, self._fitting(setting, splits[:1], capacity))
+            for setting in settings_of(self.trainer, levels, on_cpu=self.place.on_cpu)
+        ]
         best = min((found for _, (found, _) in whole if found is not None), key=_seconds, default=None)
         # A smaller microbatch takes as long at least, so what is slower with the whole batch needs no second look.
         for setting, (found, largest) in sorted(whole, key=lambda row: _seconds(row[1][1])):
-            if (
-                found is None
-                and largest.need_bytes is not None
-                and (best is None or _seconds(largest) < _seconds(best))
-            ):
+            if found is None and _seconds(largest) < _seconds(best):
                 smaller, _ = self._fitting(setting, splits[1:], capacity)
-                if smaller is not None and (best is None or _seconds(smaller) < _seconds(best)):
-                    best = smaller
+                best = min(best, smaller, key=_seconds)
         return best
 
     def _fitting(
@@ -216,61 +210,12 @@ class _Search:
                 return found
             self._evaluated_at_once //= 2  # for the candidates to come as well, whose weights are the same ones
 
-    def _settings(self, levels: frozenset[Level]) -> Iterator[dict[str, Any]]:
-        """Yields what may be combined with every microbatch."""
-        choices = [[{}, *row] for row in (self._checkpointing(), self._precision(levels), self._optimizer(levels))]
-        for combined in itertools.product(*choices):
-            yield {name: value for part in combined for name, value in part.items()}
-
-    def _checkpointing(self) -> list[dict[str, Any]]:
-        model = self.trainer.model
-        if not getattr(model, "supports_gradient_checkpointing", hasattr(model, "gradient_checkpointing_enable")):
-            return []
-        return [{"gradient_checkpointing": not self.args.gradient_checkpointing}]
-
-    def _precision(self, levels: frozenset[Level]) -> list[dict[str, Any]]:
-        half = any(one.is_floating_point() and one.element_size() < 4 for one in self.trainer.model.parameters())
-        if "rounding" not in levels or half or self.args.bf16 or self.args.fp16:
-            return []
-        here = {} if not self.place.on_cpu or self.args.use_cpu else {"use_cpu": True}  # else transformers wants a GPU
-        return [{"bf16": True, **here}]
-
-    def _optimizer(self, levels: frozenset[Level]) -> list[dict[str, Any]]:
-        if self.trainer.optimizer is not None or self.trainer.optimizer_cls_and_kwargs is not None:
-            return []  # it is given, and arguments do not change it
-        from transformers.training_args import OptimizerNames
-
-        found = []
-        if str(self.args.optim.value) == "adamw_torch":
-            found.append("adamw_torch_fused")
-        # That of torchao has to be compiled first, which takes minutes to simulate.
-        if self.args.optim.value in _PLAIN and "rounding" in levels and importlib.util.find_spec("bitsandbytes"):
-            found.append("adamw_bnb_8bit")
-        if "different" in levels and self.args.optim.value != "adafactor":
-            found.append("adafactor")
-        return [{"optim": OptimizerNames(name)} for name in found]
-
-    def _splits(self) -> Iterator[dict[str, Any]]:
-        """Yields the ways to cut the effective batch, the largest microbatch first."""
-        from snugfit.private_torch import BatchNorm
-
-        size, times = self.args.per_device_train_batch_size, self.args.gradient_accumulation_steps
-        whole = size * times
-        if any(isinstance(module, BatchNorm) and module.training for module in self.trainer.model.modules()):
-            yield {}  # statistics of another batch would be other ones
-            return
-        for pieces in range(1, whole + 1):
-            if whole % pieces == 0:
-                cut = {"per_device_train_batch_size": whole // pieces, "gradient_accumulation_steps": pieces}
-                yield {} if pieces == times else cut
-
     def probe(self, changes: Mapping[str, Any]) -> Tried:
         """Simulates the Trainer with other arguments, once."""
         changes = {name: value for name, value in changes.items() if getattr(self.args, name) != value}
         key = tuple(sorted((name, str(value)) for name, value in changes.items()))
         if key not in self._known:
             self._known[key] = self._simulate(changes)
-            self.tried.append(self._known[key])
         return self._known[key]
 
     def _simulate(self, changes: Mapping[str, Any]) -> Tried:
@@ -282,8 +227,7 @@ class _Search:
         try:
             recording = recorded_job(TrainerJob(self.trainer, changes), self.place.personality, self._pool, self.assume)
         except (CannotSimulateError, InputError) as error:
-            nothing = {"need_bytes": None, "total_bytes": None, "step_seconds": None}
-            return Tried(changes=changes, **nothing, peak_phase="", refusal=str(error))
+            return Tried(changes=changes, peak_phase="", refusal=str(error))
         on_cpu = self.place.on_cpu
         replays = Replays(recording.trace, TensorBytes() if on_cpu else None, within=NEED_WITHIN)
         timing = self.place.timing(recording)
@@ -306,12 +250,13 @@ class _Search:
         assert best.recording is not None and best.need_bytes is not None and best.step_seconds is not None
         arguments = copy.copy(self.args)
         set_fields(arguments, best.changes)
-        level = _level_of(best.changes)
+        level = level_of(best.changes)
         title = type(self.trainer.model).__name__
+        pieces = "gradient_accumulation_steps" in best.changes
         rows = [(self.place.card, best.recording)]
         return TrainerPlan(
             arguments=arguments,
-            changes={name: (_plain(getattr(self.args, name)), _plain(value)) for name, value in best.changes.items()},
+            changes={name: (plain(getattr(self.args, name)), plain(value)) for name, value in best.changes.items()},
             estimate=assemble(rows, headline=best.recording, recipe=None, title=title),
             fidelity=level,
             need_bytes=best.need_bytes,
@@ -319,33 +264,24 @@ class _Search:
             margin_bytes=margin_bytes,
             step_seconds=best.step_seconds,
             as_it_is=as_it_is,
-            tried=tuple(self.tried),
-            notes=tuple(self._notes(best)),
+            tried=tuple(self._known.values()),
+            notes=(_OF_PIECES,) if pieces and not self.trainer.model_accepts_loss_kwargs else (),
         )
-
-    def _notes(self, best: Tried) -> Iterator[str]:
-        trainer = self.trainer
-        if "gradient_accumulation_steps" in best.changes and not trainer.model_accepts_loss_kwargs:
-            yield (
-                "The loss of a batch is then the mean of its microbatches': the same, but where samples count different "
-                "numbers of tokens, or are compared with each other."
-            )
 
     def _does_not_fit(self, budget_bytes: int, margin: Margin, levels: frozenset[Level]) -> DoesNotFitError:
         """The error where nothing fits, with the least that would at each level of fidelity."""
-        smallest = list(self._splits())[-1]
+        smallest = list(splits_of(self.trainer))[-1]
         allowed = max(levels, key=LEVELS.index)
         least = {}
         for level in LEVELS[LEVELS.index(allowed) :]:
-            settings = list(self._settings(levels | set(LEVELS[: LEVELS.index(level) + 1])))
+            up_to = levels | set(LEVELS[: LEVELS.index(level) + 1])
+            tried = list(settings_of(self.trainer, up_to, on_cpu=self.place.on_cpu))
             if level != allowed:  # what saves everything at once is enough to say that more would help
-                settings = [{**settings[-1], **({"gradient_checkpointing": True} if self._checkpointing() else {})}]
-            found = [self._with_evaluation({**setting, **smallest}, 0) for setting in settings]
+                tried = [{**tried[-1], **({"gradient_checkpointing": True} if checkpointing_of(self.trainer) else {})}]
+            found = [self._with_evaluation({**setting, **smallest}, 0) for setting in tried]
             needs = [one.need_bytes for one in found if one.need_bytes is not None]
             if needs:
-                taken = min(needs) + self.place.card.context_bytes
-                # The margin is a part of that budget, which is larger.
-                least[level] = -(-max(int(taken / (1 - margin.share)) + 1, taken + margin.least_bytes) // MIB)
+                least[level] = margin.budget_for(min(needs), self.place.card.context_bytes) // MIB
         said = ", ".join(
             f"{size} MiB" + ("" if level == allowed else f" with allow={level!r}") for level, size in least.items()
         )
@@ -356,17 +292,5 @@ class _Search:
         )
 
 
-def _seconds(tried: Tried) -> float:
-    return float("inf") if tried.step_seconds is None else tried.step_seconds
-
-
-def _plain(value: Any) -> Any:
-    return getattr(value, "value", value)
-
-
-def _level_of(changes: Mapping[str, Any]) -> Level:
-    """How close to the Trainer's own training changed arguments are."""
-    optimizer = str(_plain(changes.get("optim", "")))
-    if optimizer == "adafactor":
-        return "different"
-    return "rounding" if changes.get("bf16") or optimizer.endswith("8bit") else "exact"
+def _seconds(tried: Tried | None) -> float:
+    return float("inf") if tried is None or tried.step_seconds is None else tried.step_seconds

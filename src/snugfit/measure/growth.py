@@ -13,6 +13,8 @@ from collections.abc import Sequence
 
 WARM_UP = 3
 """First steps that do not count: state of optimizers, caches and workspaces appear in them."""
+_SHORTEST = 2
+"""Values in the shortest stretch."""
 _STRETCHES = 4
 _LEAST_BYTES = 2**18
 _LEAST_SHARE = 0.002
@@ -33,16 +35,15 @@ class Growth:
     """What was alive after."""
 
 
-def grows(alive_bytes: Sequence[int], *, least_bytes: int, stride: int = 1, shortest: int = 2) -> Growth | None:
+def grows(alive_bytes: Sequence[int], *, least_bytes: int, stride: int = 1) -> Growth | None:
     """Returns the growth at the end of a series, None where there is none.
 
     `alive_bytes`: bytes alive at the end of each step from the first on.
     `least_bytes`: growth of a step that is worth telling.
     `stride`: of how many steps the series has one.
-    `shortest`: values in the shortest stretch; more where the bytes are only roughly known.
     """
     series = alive_bytes[WARM_UP:]
-    length = shortest
+    length = _SHORTEST
     while length * _STRETCHES <= len(series):
         found = _grown(series[-length * _STRETCHES :], length, stride)
         if found is not None and found.per_step_bytes >= least_bytes:

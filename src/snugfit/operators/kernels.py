@@ -35,7 +35,6 @@ class InnerBytes(NamedTuple):
     """The same bytes on each of `GENERATIONS`; empty where they all take as many."""
 
 
-MIB = 2**20
 Args = Sequence[Any]
 Row = Callable[[Args, Mapping[str, Any], tuple[int, int]], Sequence[int]]
 

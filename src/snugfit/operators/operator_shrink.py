@@ -1,9 +1,7 @@
 """What a large operator takes, found without running it at its size: it is run at smaller ones, and a line is proved.
 
-One size (the batch, the rows, the vocabulary) is made smaller wherever it occurs among the arguments. Kernels take memory
-in straight lines of such a size, as long as no block, thread or choice of kernel is on the way. So four sizes are run: a
-line goes through the largest and the smallest, and those between must lie on it, for every number that is told of the run.
-The four leave the same remainder by blocks of up to 64, and are larger than the number of threads.
+One size (the batch, the rows, the vocabulary) is made smaller wherever it occurs among the arguments, and four such calls
+say whether it lies on a straight line (`size_line.py`).
 
 The first dimension (samples or rows) is tried first: kernels go through it piece by piece. Other dimensions can hide a
 choice of kernel between the small sizes and the large one (attention takes other blocks from 768 queries on), so they are
@@ -16,7 +14,6 @@ An operator on lists of tensors takes them one after the other on a processor: i
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -25,21 +22,12 @@ from snugfit import private_torch
 from snugfit.operators import operator_truth
 from snugfit.operators.operator_call import Call, Layout
 from snugfit.operators.operator_truth import CannotRun, Result, Truth
+from snugfit.operators.size_line import SMALLEST, on_line, sizes_to_run
 from snugfit.private_torch import fake_tensors
-from snugfit.process_memory import kernel_bytes
+from snugfit.process_memory import free_host_bytes
+from snugfit.units import MIB
 
-MIB = 2**20
-_TOLERANCE = 0.0005
-"""Share by which a point may lie beside the line: blocks are rounded up to cache lines."""
-_TOLERANCE_BYTES = 256
-_SPREAD = 0.6
-"""The smallest size is at most this part of the largest: points that lie close say little of what is far away."""
 _DEEPEST = 3
-_BLOCKS = (64, 32, 16, 8, 4, 2, 1)
-_SMALLEST = 8
-"""Sizes under this are left as they are."""
-_FAR = 64
-"""Sizes of rows that are far from the choices kernels make for few of them."""
 _SHARE_OF_MEMORY = 0.5
 """Part of the free memory that a call may take, its inner memory taken to be as much as its arguments and results."""
 
@@ -89,7 +77,7 @@ def find(call: Call, size: Size, run: Run = operator_truth.run, *, free_bytes: i
 
     `free_bytes`: memory that the machine can spare; None: it is asked.
     """
-    free = free_memory_bytes() if free_bytes is None else free_bytes
+    free = (free_host_bytes() or 0) if free_bytes is None else free_bytes
     has_room = 2 * size.nbytes <= _SHARE_OF_MEMORY * free
     proved = _proved(call, size, run, first_only=True)
     if proved is None and not (has_room and size.flops <= WITHIN_SECONDS):
@@ -139,65 +127,6 @@ def _along(call: Call, number: int, size: Size, run: Run, depth: int, *, one_onl
     return on_line(points, truths, number)
 
 
-def sizes_to_run(number: int, share: float) -> tuple[int, ...] | None:
-    """Returns four smaller sizes, the largest first, about `share` of the large one; None where there are not four."""
-    far = number >= 8 * _FAR
-    least = max(torch.get_num_threads() + 1, _FAR if far else 1)
-    most = number / 2 if number >= 2 * _SMALLEST else number * 3 / 4
-    highest = int(min(most, max(number * share, 4 * least if far else 2 * least + 2)))
-    for block in _BLOCKS:
-        points: list[int] = []
-        for part in (1.0, 0.75, 0.5, 0.25):
-            point = max(least, int(highest * part))
-            point += (number - point) % block if part < 0.5 else -((point - number) % block)
-            if least <= point <= highest and point not in points:
-                points.append(point)
-        if len(points) == 4 and points[-1] <= _SPREAD * points[0]:
-            return tuple(points)
-    return None
-
-
-def on_line(points: Sequence[int], truths: Sequence[Truth], number: int) -> Truth | None:
-    """Returns what a call takes at a large size, if the truths at smaller ones lie on a line; else None.
-
-    `points`: the smaller sizes, from the largest to the smallest.
-    """
-    first = truths[0]
-    forms = {(len(t.peaks), t.order, tuple((len(r.shape), r.dtype, r.shares) for r in t.results)) for t in truths}
-    if len(forms) != 1:
-        return None
-    step = points[0] - points[-1]
-
-    def line(values: Sequence[int], *, exact: bool = True) -> int:
-        slope = (values[0] - values[-1]) / step
-        for point, value in zip(points, values, strict=True):
-            aside = abs(values[-1] + slope * (point - points[-1]) - value)
-            if aside > (0.01 if exact else max(_TOLERANCE_BYTES, _TOLERANCE * value)):
-                raise _NoLine
-        there = round(values[-1] + slope * (number - points[-1]))
-        if there < 0:
-            raise _NoLine
-        return there
-
-    def lines(rows: Sequence[Sequence[int]], *, exact: bool = True) -> tuple[int, ...]:
-        return tuple(line(values, exact=exact) for values in zip(*rows, strict=True))
-
-    try:
-        peaks = lines([t.peaks for t in truths], exact=False)
-        results = []
-        for rows in zip(*(t.results for t in truths), strict=True):
-            shape, stride = lines([r.shape for r in rows]), lines([r.stride for r in rows])
-            results.append(Result(shape, stride, rows[0].dtype, line([r.nbytes for r in rows]), rows[0].shares))
-    except _NoLine:
-        return None
-    # Time is no line to the byte: it grows with the size.
-    return Truth(peaks, first.order, tuple(results), first.seconds * number / points[0])
-
-
-class _NoLine(Exception):
-    pass
-
-
 def with_size(call: Call, number: int, other: int) -> Call | None:
     """Returns a call with one size replaced wherever it occurs; None where strides do not follow from the size."""
     broken = False
@@ -239,7 +168,7 @@ def _candidates(call: Call, *, first_only: bool) -> list[int]:
     largest = max(layouts, key=lambda layout: layout.nbytes)
     first = [layouts[0].shape[0], largest.shape[0]]
     others = [] if first_only else [size for layout in (layouts[0], largest, *layouts) for size in layout.shape[1:]]
-    return [size for size in dict.fromkeys((*first, *others)) if size >= _SMALLEST]
+    return [size for size in dict.fromkeys((*first, *others)) if size >= SMALLEST]
 
 
 def _fits_together(call: Call) -> bool:
@@ -336,8 +265,3 @@ def _guessed(call: Call, size: Size, run: Run) -> Truth:
             peaks = tuple(peak * number // points[0] for peak in truth.peaks)
             return truth._replace(peaks=peaks, results=(), seconds=truth.seconds * number / points[0])
     return Truth((0,), (), ())
-
-
-def free_memory_bytes() -> int:
-    """Returns the memory that this machine can spare now; 0 where it does not say."""
-    return kernel_bytes(Path("/proc/meminfo")).get("MemAvailable", 0)

@@ -145,8 +145,7 @@ class Budgets:
                 f"{format_bytes(self.card_bytes)}."
             )
             size = self.card_bytes
-        margin = self._margin(size)
-        capacity = size - margin - self.context_bytes
+        capacity = self._margin.room_bytes(size, self.context_bytes)
         fitting = [point for point in self.points if point.from_bytes <= capacity]
         if not fitting:
             raise self._too_little(size, capacity)
@@ -160,7 +159,7 @@ class Budgets:
             device=self.device,
             batch_shape=self.batch_shape,
             budget_bytes=size,
-            margin_bytes=margin,
+            margin_bytes=self._margin.bytes_of(size),
             recipe=best.recipe,
             need_bytes=best.need_bytes,
             total_bytes=best.total_bytes,
@@ -173,8 +172,9 @@ class Budgets:
             faster=min(promising, key=lambda one: one.step_seconds, default=None),
         )
 
-    def _margin(self, budget_bytes: int) -> int:
-        return Margin(share=self.margin_share, source="", least_bytes=self.least_margin_bytes).bytes_of(budget_bytes)
+    @property
+    def _margin(self) -> Margin:
+        return Margin(share=self.margin_share, source="", least_bytes=self.least_margin_bytes)
 
     def budget_for(self, capacity_bytes: int) -> int:
         """Returns the smallest budget, in whole MiB, of which so much is left.
@@ -182,10 +182,7 @@ class Budgets:
         Args:
             capacity_bytes: Memory, margin and CUDA's context taken off.
         """
-        budget = int((capacity_bytes + self.context_bytes) / (1 - self.margin_share)) // MIB * MIB
-        while budget - self._margin(budget) - self.context_bytes < capacity_bytes:
-            budget += MIB
-        return budget
+        return self._margin.budget_for(capacity_bytes, self.context_bytes)
 
     def _too_little(self, budget_bytes: int, capacity_bytes: int) -> DoesNotFitError:
         least = self.points[0]

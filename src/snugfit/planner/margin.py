@@ -17,7 +17,7 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from snugfit.device_kinds import CPU, CUDA
-from snugfit.units import format_bytes
+from snugfit.units import MIB, format_bytes
 
 if TYPE_CHECKING:
     from snugfit.contexts import Context
@@ -37,6 +37,17 @@ class Margin:
     def bytes_of(self, budget_bytes: int) -> int:
         """Returns the bytes of a budget that stay free, rounded up."""
         return max(-int(-budget_bytes * self.share // 1), self.least_bytes)
+
+    def room_bytes(self, budget_bytes: int, context_bytes: int) -> int:
+        """Returns what a recipe may need: a budget less the margin and CUDA's context."""
+        return budget_bytes - self.bytes_of(budget_bytes) - context_bytes
+
+    def budget_for(self, need_bytes: int, context_bytes: int) -> int:
+        """Returns the smallest budget, in whole MiB, that has room for a need."""
+        budget = int((need_bytes + context_bytes) / (1 - self.share)) // MIB * MIB
+        while self.room_bytes(budget, context_bytes) < need_bytes:
+            budget += MIB
+        return budget
 
 
 _MARGINS = {

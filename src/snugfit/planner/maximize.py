@@ -105,7 +105,7 @@ def _fits(planner: Planner, budget_bytes: int, smaller: int) -> bool:
         raise
     capacity = planner.capacity_bytes(budget_bytes)
     for space in reversed(spaces):
-        for seen in planner.ever_leaner(Smallest(space)):
+        for seen in Smallest(space).ever_leaner():
             if seen is not None and seen.need_bytes <= capacity and not space.exceeds_host(seen):
                 return True
     return False

@@ -40,4 +40,4 @@ def _room_bytes(card: Device) -> int:
     """What a plan for all of a card may need."""
     if card.memory_bytes is None:
         return 0
-    return card.memory_bytes - margin_for(CUDA, card.context).bytes_of(card.memory_bytes) - card.context_bytes
+    return margin_for(CUDA, card.context).room_bytes(card.memory_bytes, card.context_bytes)

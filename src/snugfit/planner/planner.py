@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from snugfit.errors import DoesNotFitError, InputError, RecipeError, note, warn
@@ -17,16 +16,17 @@ from snugfit.planner.explain import neighbours, reasons
 from snugfit.planner.fallbacks import fallbacks_of
 from snugfit.planner.for_budgets import budgets_of
 from snugfit.planner.margin import margin_for
+from snugfit.planner.microbatches import Microbatches
 from snugfit.planner.other_cards import may_be_shared, other_cards
 from snugfit.planner.plan_result import FrontierPoint, Plan
 from snugfit.planner.probe import Place, Probe, Simulations
 from snugfit.planner.refusal import Refusal, does_not_fit
 from snugfit.planner.rivals import rivals_of
 from snugfit.planner.search import MOST_OPERATORS, Search
-from snugfit.planner.separable import Check, Checked
-from snugfit.planner.sharing import fits_in, in_order, least_weights_of, may_win, narrowest
-from snugfit.planner.smallest import Smallest
-from snugfit.planner.space import EVERYWHERE, SIZE, Space
+from snugfit.planner.separable import Check
+from snugfit.planner.sharing import in_order, may_win, narrowest
+from snugfit.planner.smallest import MOST_COMPILED, Smallest
+from snugfit.planner.space import EVERYWHERE, Space
 from snugfit.process_memory import free_host_bytes
 from snugfit.recipe import Recipe
 from snugfit.report.waiting import waits_are_told
@@ -35,23 +35,15 @@ from snugfit.simulator.assembly import assemble
 from snugfit.simulator.prediction import Estimate
 from snugfit.simulator.subjects import Subject
 from snugfit.simulator.too_heavy import TooHeavyError
-from snugfit.techniques.batch_share import at_once, largest_share, sharers
-from snugfit.techniques.levels import LEVELS, Level
+from snugfit.techniques.batch_share import at_once, sharers
+from snugfit.techniques.levels import Level
 from snugfit.techniques.planning import UNCALLED
 from snugfit.techniques.shard import groups_of, least_weights
-from snugfit.units import MIB, format_bytes
+from snugfit.units import format_bytes
 
 if TYPE_CHECKING:
     from snugfit.workers.pool import Pool
     from snugfit.workload import Workload
-
-_NEAR = 1.25
-"""Times the capacity that a recipe may need for something leaner to be found by the search itself."""
-_FAR = 2.0
-"""Times the capacity that the leanest recipe of all may need before nothing more is tried: what single changes still save
-over what saves everything at once is a small part of it."""
-_MOST_COMPILED = 4
-"""Recipes that a plan compiles at most, each of which takes minutes."""
 
 
 class Planner:
@@ -80,8 +72,7 @@ class Planner:
         self._searches: dict[Recipe, Search] = {}
         self._led_by: Search | None = None
         self._no_use: set[str] = set()
-        self._check = check
-        self._checked: Checked | None = None
+        self._microbatches = Microbatches(check)
         self._too_heavy: TooHeavyError | None = None
         self._told = contextlib.ExitStack()
 
@@ -115,8 +106,7 @@ class Planner:
         workload = known.workload
         assert workload is not None
         Run(base, workload)
-        if self._checked is not None:
-            workload = workload.replace(**self._checked.separation.traits())
+        workload = workload.replace(**self._microbatches.traits())
         return Space(
             simulations=self.simulations,
             constraints=self.constraints,
@@ -138,26 +128,25 @@ class Planner:
 
     def capacity_bytes(self, budget_bytes: int) -> int:
         """Returns what a recipe may need: the budget less margin and CUDA's context."""
-        return budget_bytes - self.margin.bytes_of(budget_bytes) - self.place.card.context_bytes
+        return self.margin.room_bytes(budget_bytes, self.place.card.context_bytes)
 
     def budget_bytes(self, need_bytes: int) -> int:
         """Returns the smallest budget, in whole MiB, that has room for a need."""
-        budget = int((need_bytes + self.place.card.context_bytes) / (1 - self.margin.share)) // MIB * MIB
-        while self.capacity_bytes(budget) < need_bytes:
-            budget += MIB
-        return budget
+        return self.margin.budget_for(need_bytes, self.place.card.context_bytes)
 
     def at(self, budget_bytes: int) -> Plan:
         """Returns the plan for a budget; `DoesNotFitError` where nothing fits."""
         capacity = self.capacity_bytes(budget_bytes)
         if self._weights_do_not_fit(capacity):
             raise self._does_not_fit(budget_bytes, Smallest(self.space()))
-        self._try_microbatches()
+        if self._microbatches.pending:
+            self._simulate_first()
+            self._microbatches.look(self._plain(), self.constraints, self.simulations.call)
         best = self._found(capacity)
         if best is None:
             smallest = self._smallest()
-            hopeless = self._is_hopeless(smallest, capacity)
-            least = self._least(smallest, self.constraints.widest, most_operators=self._few() if hopeless else None)
+            few = self._few() if smallest.is_hopeless(capacity) else None
+            least = smallest.find_as_it_runs(self.constraints.widest, few)
             if least is not None and least.need_bytes <= capacity:
                 self._led_by = self._search_in(smallest.space)
                 best = self._led_by.run(capacity)
@@ -185,7 +174,7 @@ class Planner:
     def _as_it_runs(self, search: Search, capacity: int) -> Probe | None:
         """The best recipe, compiled where that is pinned; if it then needs too much, one that needs less."""
         room = capacity
-        for _ in range(_MOST_COMPILED):
+        for _ in range(MOST_COMPILED):
             best = search.best(room)
             if best is None:
                 break
@@ -194,29 +183,16 @@ class Planner:
                 return real
             room = int(best.need_bytes * capacity / real.need_bytes)  # less each time
             search.run(room)
-        least = self._least(Smallest(search.space), self.constraints.widest)
+        least = Smallest(search.space).find_as_it_runs(self.constraints.widest)
         return least if least is not None and least.need_bytes <= capacity else None
-
-    def _is_hopeless(self, smallest: Smallest, capacity: int) -> bool:
-        """Whether nothing can fit: the weights alone do not, or what saves all at once is far from it.
-
-        Then what wider fidelity would save is simulated as well, to be named: two recipes at a time.
-        """
-        if least_weights_of(smallest.space) > capacity:
-            smallest.start(LEVELS[-1], lowest=self.constraints.widest)
-            return True
-        leanest = smallest.start(self.constraints.widest)
-        return leanest is not None and leanest.need_bytes > _FAR * capacity
 
     def _weights_do_not_fit(self, capacity: int) -> bool:
         """Whether the weights alone are too large, however they are held; then nothing is simulated for it."""
         base, self._too_heavy = self.constraints.base(), None
-        subject, part = (
-            self.subject,
-            narrowest(self.constraints, base) * least_weights(base, self.subject.workload.ranks),
-        )
+        subject, ranks = self.subject, self.subject.workload.ranks
+        part = narrowest(self.constraints, base) * least_weights(base, ranks)
         # What several GPUs hold of them depends on how they share.
-        if subject.workload.ranks > 1 or not subject.by_recipe or not part or base in self.simulations.probes:
+        if ranks > 1 or not subject.by_recipe or not part or base in self.simulations.probes:
             return False
         self.simulations.most_weight_bytes = int(max(capacity, 0) / part)
         try:
@@ -231,48 +207,6 @@ class Planner:
     def _few(self) -> int:
         """Operators that may be simulated for the smallest budgets of what cannot fit: none where the model is large."""
         return max(MOST_OPERATORS // 100 - self.simulations.operators, 0)
-
-    def _least(self, smallest: Smallest, level: Level, *, most_operators: int | None = None) -> Probe | None:
-        """The leanest recipe as it runs: a compiled step may need more than the eager one it was judged by.
-
-        `most_operators`: how many may be simulated, beside the start, where nobody trains by what is found.
-        """
-        seen: list[Probe] = []
-        while len(seen) < _MOST_COMPILED:
-            found = smallest.find(level, most_operators=most_operators)
-            if found is None or found.as_it_runs:
-                return found
-            seen.append(self.simulations.as_it_runs(found))
-        return min(seen, key=lambda probe: probe.need_bytes)
-
-    def _try_microbatches(self) -> None:
-        """Tries once whether microbatches add up to the batch, where a plan could have some."""
-        check, self._check = self._check, None
-        if check is None:
-            return
-        self._simulate_first()
-        probe = self._plain()
-        workload = probe.recorded.workload
-        assert workload is not None
-        pinned = self.constraints.pins.get(SIZE)
-        share = largest_share(probe.recipe, workload)
-        free = self.constraints.is_free(SIZE) and share != 1
-        ruled_out = (workload.batch_norm or workload.dropout) and "different" not in self.constraints.allow
-        if workload.coupled_samples is not None or not (pinned or (free and not ruled_out)):
-            return
-        samples = min(share or 1, pinned or share or 1)
-        flops = probe.timing.flops / (share or samples)
-        self._checked = check(self.simulations.call, flops, probe.recorded.parameters)
-        if self._checked is not None and self._checked.separation.failed:
-            # The whole batch was simulated, so being cut is what its samples do not stand.
-            self._checked = dataclasses.replace(
-                self._checked, separation=dataclasses.replace(self._checked.separation, separates=False)
-            )
-        found = None if self._checked is None else self._checked.separation
-        if found is not None and found.separates is False:
-            allowed = pinned or "different" in self.constraints.allow
-            what = "microbatches change the update" if allowed else "microbatches are left out of the plan"
-            warn(f"{what}: {found.sentence} {found.advice}")
 
     def _simulate_first(self) -> None:
         """Simulates together what is needed in any case, so that both workers are busy."""
@@ -296,7 +230,7 @@ class Planner:
         for space in in_order(strategies, capacity):
             if capacity <= 0 or (best is not None and not may_win(space, best, capacity, self._led_by)):
                 continue
-            if not self._may_fit(space, capacity, longer=len(strategies) > 1, surely=False):
+            if not Smallest(space).may_fit(capacity, longer=len(strategies) > 1, surely=False):
                 continue
             search = self._search_in(space)
             search.renew()
@@ -324,28 +258,10 @@ class Planner:
         self.constraints = plain
         return None
 
-    def _may_fit(self, space: Space, capacity: int, *, longer: bool, surely: bool = True) -> bool:
-        """Whether something of a way to share may fit, on the device and on the host.
-
-        `longer`: whether the least memory is looked for, too, where the leanest recipe of all comes near.
-        `surely`: whether a recipe has to be seen that fits; otherwise it is enough that one needs hardly more.
-        """
-        if least_weights_of(space) > capacity:
-            return False
-        smallest = Smallest(space)
-        for seen in self.ever_leaner(smallest, enough_bytes=capacity):
-            if seen is not None and fits_in(space, capacity):
-                return True
-            if seen is not None and not surely and seen.need_bytes <= _NEAR * capacity:
-                return True
-        if longer:
-            smallest.find(self.constraints.widest, enough_bytes=capacity)
-        return fits_in(space, capacity)
-
     def fits(self, budget_bytes: int) -> bool:
         """Returns whether a plan for a budget is likely to be found; simulates less than planning would."""
         capacity = self.capacity_bytes(budget_bytes)
-        return any(self._may_fit(space, capacity, longer=True) for space in reversed(self.space().strategies()))
+        return any(Smallest(space).may_fit(capacity, longer=True) for space in reversed(self.space().strategies()))
 
     def _smallest(self) -> Smallest:
         """The search for the least memory, in the way to share that needs the least by now."""
@@ -354,13 +270,6 @@ class Planner:
         leanest = next((space for probe in seen for space in spaces if space.has(probe.recipe)), spaces[-1])
         return Smallest(leanest)
 
-    def ever_leaner(self, smallest: Smallest, enough_bytes: int = 0) -> Iterator[Probe | None]:
-        """Yields the plain recipe, every block checkpointed, all that saves memory, and activations on the host."""
-        yield smallest.space.tried({})
-        yield smallest.space.tried(EVERYWHERE["recompute"])
-        yield smallest.start(self.constraints.widest, enough_bytes)
-        yield smallest.space.tried(EVERYWHERE["offload"])  # helps alone where what is no block needs the most
-
     def _plan(self, best: Probe, fallbacks: tuple[Recipe, ...], budget_bytes: int, capacity: int) -> Plan:
         search = self.search
         usable = search.space.usable()
@@ -368,7 +277,7 @@ class Planner:
         for message in best.recorded.warnings:
             warn(message)
         estimate = self._estimate(best, search.space.workload, budget_bytes)
-        budgets = budgets_of(search, estimate, self.place, self.margin, self._traits(), capacity)
+        budgets = budgets_of(search, estimate, self.place, self.margin, self._microbatches.settled(), capacity)
         free = free_host_bytes()
         if self.constraints.host_budget_bytes is None and free is not None and estimate.host_bytes > free:
             needed = format_bytes(estimate.host_bytes)
@@ -388,19 +297,10 @@ class Planner:
             neighbours=neighbours(budgets, best, self.budget_bytes),
             simulated=len(self.simulations.probes),
             budgets=budgets,
-            traits=self._traits(),
+            traits=self._microbatches.settled(),
             rivals=rivals_of(search.space, best, capacity, self.place.card.context_bytes),
             elsewhere=ways_elsewhere(estimate, samples=at_once(best.recipe, best.recorded.workload), fits=True),
         )
-
-    def _traits(self) -> dict[str, bool]:
-        """What training need not find out again."""
-        if self._checked is None:
-            return {}
-        found = self._checked.separation.traits()
-        if not self._checked.real_values and found.get("coupled_samples") is False:
-            del found["coupled_samples"]  # of random values; the first step has those that count
-        return found
 
     def _estimate(self, best: Probe, workload: Workload, budget_bytes: int) -> Estimate:
         """The estimate on a card as large as the budget less the margin."""
@@ -413,18 +313,15 @@ class Planner:
 
     def _does_not_fit(self, budget_bytes: int, smallest: Smallest) -> DoesNotFitError:
         capacity, context = self.capacity_bytes(budget_bytes), self.place.card.context_bytes
-        hopeless = self._is_hopeless(smallest, capacity)
+        hopeless = smallest.is_hopeless(capacity)
 
-        def leanest_at(search: Smallest, level: Level) -> Probe | None:
+        def leanest_at(level: Level) -> Probe | None:
             allowed = level in self.constraints.allow
             most = self._few() if hopeless else None if allowed else MOST_OPERATORS // 10
-            return self._least(search, level, most_operators=most)
+            return smallest.find_as_it_runs(level, most)
 
-        refusal = Refusal(smallest, capacity, leanest_at)
-        least, advice = refusal.smallest(), ""
-        checked = None if self._checked is None else self._checked.separation
-        if checked is not None and checked.separates is False and "different" not in self.constraints.allow:
-            advice += f"\nMicrobatches were left out: {checked.sentence} {checked.advice}"
+        refusal = Refusal(smallest.space, capacity, leanest_at)
+        least, advice = refusal.smallest(), self._microbatches.advice(self.constraints)
         if not smallest.space.calls_blocks:
             advice += f"\nAs for checkpointing blocks, {UNCALLED}."
         leanest = next(iter(least.values()), None)

@@ -44,17 +44,15 @@ class Remedy:
 class Refusal:
     """Looks for what would let the work fit."""
 
-    def __init__(
-        self, search: Smallest, capacity_bytes: int, leanest: Callable[[Smallest, Level], Probe | None]
-    ) -> None:
-        """Starts with what `search` (for the least memory) simulated; `leanest` finds more at a level of fidelity."""
-        self.space, self.capacity_bytes = search.space, capacity_bytes
-        self._search, self._leanest = search, leanest
+    def __init__(self, space: Space, capacity_bytes: int, leanest: Callable[[Level], Probe | None]) -> None:
+        """Starts with what was simulated; `leanest` finds the least memory at a level of fidelity."""
+        self.space, self.capacity_bytes = space, capacity_bytes
+        self._leanest = leanest
         self.allowed = self.space.constraints.widest
 
     def smallest(self) -> dict[Level, Probe]:
         """Returns the leanest recipe at each level of fidelity, from the allowed one on."""
-        found = {level: self._leanest(self._search, level) for level in LEVELS[LEVELS.index(self.allowed) :]}
+        found = {level: self._leanest(level) for level in LEVELS[LEVELS.index(self.allowed) :]}
         return {level: probe for level, probe in found.items() if probe is not None}
 
     def remedies(self) -> list[Remedy]:

@@ -39,6 +39,8 @@ from snugfit.workload import Workload
 
 _OF_TORCH = ("checkpoint", "optimizer", "precision")
 """Fields of which some values are lines of plain torch."""
+_THEIRS = LOOP_FIELDS - {"optimizer"}
+"""Fields that belong to the script's own loop."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -120,7 +122,8 @@ def plan_script(
         raise InputError(f"--as is {style!r}; {did_you_mean(style, STYLES)}")
     path = check_script(script)
     place, budget_bytes = budget_for(place_for(device), budget)
-    wanted = _without_loop(constraints or Constraints())
+    asked, forbidden = constraints or Constraints(), set(_THEIRS)
+    _check_pins(asked, forbidden)
     assumed = assumptions_from(assume).completed(ASSUMED)
     record = functools.partial(_record, path, list(arguments), assumed)
     plainly = _subject(script, functools.partial(record, None))
@@ -133,14 +136,12 @@ def plan_script(
             "it trains on a card, or --device cpu."
         )
     seen = lines.seen
-    forbidden = set(LOOP_FIELDS) - {"optimizer"}
     if seen.own_precision:
         forbidden.add("precision")
     if style == "torch":
         forbidden |= set(Recipe().to_mapping()) - set(_OF_TORCH)
-    if pinned := sorted(forbidden & wanted.pins.keys()):
-        raise RecipeError([_not_pinned(name, seen.own_precision) for name in pinned], subject="plan of a script")
-    wanted = dataclasses.replace(wanted, forbidden=wanted.forbidden | forbidden)
+    _check_pins(asked, forbidden, seen.own_precision)
+    wanted = dataclasses.replace(asked, forbidden=asked.forbidden | forbidden)
     before, fused = first, False
     quietly = _subject(script, functools.partial(record, None, quiet=True))
     with _workers(quietly, as_it_is, place, seen.libraries) as pool:
@@ -150,10 +151,10 @@ def plan_script(
             with_it.simulate([Recipe()])
             if fused := _is_better(with_it.probes.get(Recipe()), as_it_is):
                 before, lines = with_it, told
-        subject = _subject(script, functools.partial(record, lines))
-        with Planner(subject, place, wanted, pool=pool, before=before) as planner:
+        changed = _subject(script, functools.partial(record, lines))
+        with Planner(changed, place, wanted, pool=pool, before=before) as planner:
             found = _at(planner, budget_bytes, style)
-    reasons = {**found.reasons, **dict(_reasons(lines, style, fused=fused, asked=constraints))}
+    reasons = {**found.reasons, **dict(_reasons(lines, fused=fused, asked=asked))}
     budgets = dataclasses.replace(found.budgets, may_change=False)
     found = dataclasses.replace(found, reasons=reasons, fallbacks=(), rivals=(), budgets=budgets)
     return _with_lines(found, script, arguments, lines, as_it_is)
@@ -240,31 +241,26 @@ def _is_better(probe: Probe | None, other: Probe) -> bool:
     return ours[0] <= theirs[0] * 1.001 and ours[1] <= theirs[1] and ours != theirs
 
 
-def _without_loop(constraints: Constraints) -> Constraints:
-    """What a person asked for, as far as it can be put around a script."""
-    pinned = sorted((LOOP_FIELDS - {"optimizer"}) & constraints.pins.keys())
-    if pinned:
-        raise RecipeError([_not_pinned(name, "") for name in pinned], subject="plan of a script")
-    return constraints
+def _check_pins(asked: Constraints, forbidden: set[str], own_precision: str = "") -> None:
+    """Raises where something is pinned that cannot be put around the script."""
+    if pinned := sorted(forbidden & asked.pins.keys()):
+        raise RecipeError([_not_pinned(name, own_precision) for name in pinned], subject="plan of a script")
 
 
 def _not_pinned(name: str, own_precision: str) -> str:
     if name == "precision" and own_precision:
         return f"precision is pinned, and the script has its own: {own_precision}. Leave it out."
-    if name in LOOP_FIELDS:
+    if name in _THEIRS:
         return f"{name} is pinned, and belongs to the script's own loop. Leave it out."
     return f"{name} is pinned, and no line of plain torch. Take --as snugfit for it."
 
 
-def _reasons(lines: Lines, style: str, *, fused: bool, asked: Constraints | None) -> Iterator[tuple[str, str]]:
+def _reasons(lines: Lines, *, fused: bool, asked: Constraints) -> Iterator[tuple[str, str]]:
     """What is said of fields that are no choice here."""
-    names = set(Recipe().to_mapping())
-    theirs = LOOP_FIELDS - {"optimizer"}
-    free = [name for name in names if asked is None or asked.is_free(name)]
-    for name in free:
-        if name in theirs:
+    for name in filter(asked.is_free, Recipe().to_mapping()):
+        if name in _THEIRS:
             yield name, "off: it belongs to the script's own loop."
-        elif style == "torch" and name not in _OF_TORCH:
+        elif lines.style == "torch" and name not in _OF_TORCH:
             yield name, "off: no line of plain torch says it (--as snugfit)."
         elif name == "precision" and lines.seen.own_precision:
             yield name, f"off: {lines.seen.own_precision}."

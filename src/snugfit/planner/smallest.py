@@ -8,16 +8,24 @@ kept. Speed does not count here. Every number is from a simulation.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from snugfit.planner.closeness import with_room
 from snugfit.planner.probe import AT_ONCE, Probe
-from snugfit.planner.space import ON_HOST, SIZE, Space
+from snugfit.planner.sharing import fits_in, least_weights_of
+from snugfit.planner.space import EVERYWHERE, ON_HOST, SIZE, Space
 from snugfit.recipe import Recipe
 from snugfit.techniques import TECHNIQUES
 from snugfit.techniques.levels import LEVELS, Level
 from snugfit.techniques.planning import Changes
 
+MOST_COMPILED = 4
+"""Recipes that a plan compiles at most, each of which takes minutes."""
+_NEAR = 1.25
+"""Times the capacity that a recipe may need for something leaner to be found by the search itself."""
+_FAR = 2.0
+"""Times the capacity that the leanest recipe of all may need before nothing more is tried: what single changes still save
+over what saves everything at once is a small part of it."""
 _ROUNDS: Mapping[Level, int] = {"exact": 2, "rounding": 1, "different": 1}
 """Level -> how often everything is tried, while it helps."""
 _STARTS: Mapping[Level, tuple[bool, ...]] = {"exact": (True, False), "rounding": (False,), "different": (True,)}
@@ -106,6 +114,52 @@ class Smallest:
         if _leanest(space) is None:  # the model goes with nothing that saves
             self._simulations.simulate([space.base])
         return _leanest(space)
+
+    def ever_leaner(self, enough_bytes: int = 0) -> Iterator[Probe | None]:
+        """Yields the plain recipe, every block checkpointed, all that saves memory, and activations on the host."""
+        yield self.space.tried({})
+        yield self.space.tried(EVERYWHERE["recompute"])
+        yield self.start(self.space.constraints.widest, enough_bytes)
+        yield self.space.tried(EVERYWHERE["offload"])  # helps alone where what is no block needs the most
+
+    def may_fit(self, capacity_bytes: int, *, longer: bool, surely: bool = True) -> bool:
+        """Returns whether something of the space may fit, on the device and on the host.
+
+        `longer`: whether the least memory is looked for, too, where the leanest recipe of all comes near.
+        `surely`: whether a recipe has to be seen that fits; otherwise it is enough that one needs hardly more.
+        """
+        if least_weights_of(self.space) > capacity_bytes:
+            return False
+        for seen in self.ever_leaner(enough_bytes=capacity_bytes):
+            if seen is not None and fits_in(self.space, capacity_bytes):
+                return True
+            if seen is not None and not surely and seen.need_bytes <= _NEAR * capacity_bytes:
+                return True
+        if longer:
+            self.find(self.space.constraints.widest, enough_bytes=capacity_bytes)
+        return fits_in(self.space, capacity_bytes)
+
+    def find_as_it_runs(self, level: Level, most_operators: int | None = None) -> Probe | None:
+        """Returns the same as it runs: a compiled step may need more than the eager one it was judged by."""
+        seen: list[Probe] = []
+        while len(seen) < MOST_COMPILED:
+            found = self.find(level, most_operators=most_operators)
+            if found is None or found.as_it_runs:
+                return found
+            seen.append(self._simulations.as_it_runs(found))
+        return min(seen, key=lambda probe: probe.need_bytes)
+
+    def is_hopeless(self, capacity_bytes: int) -> bool:
+        """Returns whether nothing can fit: the weights alone do not, or what saves all at once is far from it.
+
+        Then what wider fidelity would save is simulated as well, to be named: two recipes at a time.
+        """
+        widest = self.space.constraints.widest
+        if least_weights_of(self.space) > capacity_bytes:
+            self.start(LEVELS[-1], lowest=widest)
+            return True
+        leanest = self.start(widest)
+        return leanest is not None and leanest.need_bytes > _FAR * capacity_bytes
 
     def _round(self, space: Space, best: Probe | None, changes: Iterable[Changes], enough_bytes: int) -> Probe | None:
         """Tries every single change, and those that help together; stops once a recipe needs little enough."""

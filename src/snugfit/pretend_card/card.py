@@ -27,7 +27,6 @@ from snugfit.private_torch.fake_tensors import FakeTensor
 from snugfit.recorder.fake_calls import LIFT
 from snugfit.recorder.rank_operators import NOT_OF_RANKS
 from snugfit.recorder.recorder import Recorder
-from snugfit.recording.allocator import AllocatorConfig
 from snugfit.techniques.batches import tensors_in
 from snugfit.values.read_values import ReadValues
 
@@ -86,10 +85,9 @@ class PretendCard(Recorder):  # type: ignore[no-untyped-call]
         self,
         personality: Personality,
         capacity_bytes: int | None,
-        config: AllocatorConfig | None = None,
         *,
-        seed: int = 0,
-        eager: bool = False,
+        seed: int,
+        eager: bool,
     ) -> None:
         """Makes an empty card.
 
@@ -98,7 +96,7 @@ class PretendCard(Recorder):  # type: ignore[no-untyped-call]
         `eager`: whether operators are carried out at once.
         """
         self.streams = Streams(seed, eager=eager)
-        self.memory = CardMemory(capacity_bytes, config, wait_for_all=self._wait_for_all, on_block=self._poison)
+        self.memory = CardMemory(capacity_bytes, wait_for_all=self._wait_for_all, on_block=self._poison)
         super().__init__(personality, builder=self.memory)  # type: ignore[arg-type]
         self.values.of(self)
         self._pinned: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()

@@ -17,8 +17,7 @@ import torch
 
 from snugfit import private_torch
 from snugfit.errors import TrainingError
-from snugfit.recording.allocator import AllocatorConfig, OutOfMemory
-from snugfit.recording.tensor_bytes import allocator_for
+from snugfit.recording.allocator import CachingAllocator, OutOfMemory
 from snugfit.recording.trace_builder import Place
 from snugfit.units import format_bytes
 
@@ -34,17 +33,16 @@ class CardMemory:
     def __init__(
         self,
         capacity_bytes: int | None,
-        config: AllocatorConfig | None = None,
         *,
-        wait_for_all: Callable[[], None] = lambda: None,
-        on_block: Callable[[int, int, int], None] = lambda address, nbytes, stream: None,
+        wait_for_all: Callable[[], None],
+        on_block: Callable[[int, int, int], None],
     ) -> None:
         """Starts with an empty card.
 
         `wait_for_all`: called before a segment goes back to the card, as the driver waits for the device there.
         `on_block`: told of every block that is handed out: its address, its bytes, and the stream that gets it.
         """
-        self.allocator = allocator_for(config, capacity_bytes, self._on_segment)
+        self.allocator = CachingAllocator(capacity_bytes=capacity_bytes, observer=self._on_segment)
         self._wait_for_all = wait_for_all
         self._on_block = on_block
         self._pages = _pages()
@@ -163,12 +161,12 @@ class CardMemory:
             self._on_block(address, nbytes, stream)
             return address
         except OutOfMemory as full:
-            room = allocator.capacity_bytes - full.reserved_bytes
+            room = allocator.capacity_bytes - allocator.reserved_bytes
             raise torch.OutOfMemoryError(
                 f"CUDA out of memory (pretend card). Tried to allocate {format_bytes(nbytes)}. The card has "
                 f"{format_bytes(allocator.capacity_bytes)} for this process, of which {format_bytes(room)} is free; "
-                f"{format_bytes(full.allocated_bytes)} is allocated, and "
-                f"{format_bytes(full.reserved_bytes - full.allocated_bytes)} is reserved but unallocated."
+                f"{format_bytes(allocator.allocated_bytes)} is allocated, and "
+                f"{format_bytes(allocator.reserved_bytes - allocator.allocated_bytes)} is reserved but unallocated."
             ) from full
 
     def _on_segment(self, action: str, address: int, nbytes: int, stream: int) -> None:

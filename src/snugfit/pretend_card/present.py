@@ -17,7 +17,6 @@ from snugfit.pretend_card.card import PretendCard
 from snugfit.pretend_card.statistics import CardStatistics
 from snugfit.private_torch.fake_tensors import FakeTensor
 from snugfit.recorder import registration
-from snugfit.recording.allocator import AllocatorConfig
 from snugfit.recording.generations import GENERATIONS, Capability
 
 
@@ -26,7 +25,6 @@ def card_present(
     capacity_bytes: int | None,
     *,
     capability: Capability = GENERATIONS[0],
-    config: AllocatorConfig | None = None,
     seed: int = 0,
     eager: bool = False,
     total_bytes: int | None = None,
@@ -34,7 +32,6 @@ def card_present(
 ) -> Iterator[PretendCard]:
     """Context in which `cuda` means a pretend card of this process.
 
-    `config`: the options of its allocator; None: torch's defaults.
     Yields the card: `personality.device` is where its tensors are, `memory.allocator` what they take.
 
     `capacity_bytes`: what the card has for this process's segments; None for no end.
@@ -43,7 +40,7 @@ def card_present(
     """
     registration.register()
     ranks.register()
-    card = PretendCard(Personality(capability=capability), capacity_bytes, config, seed=seed, eager=eager)
+    card = PretendCard(Personality(capability=capability), capacity_bytes, seed=seed, eager=eager)
     statistics = CardStatistics(card.memory, total_bytes=total_bytes, name=name, capability=capability)
     with card, cuda_means_sim(), replaced([*statistics.changes(backend), *_as_on_a_card(card)]):
         yield card

@@ -19,9 +19,11 @@ from snugfit.private_torch.fake_tensors import FakeFactory, FakeTensor
 from snugfit.techniques.batches import tensors_of
 
 
-def captured_tensors(arrived: Iterable[torch.Tensor], model: torch.nn.Module, *others: Any) -> list[torch.Tensor]:
-    """Returns the tensors in a request that belong neither to the model nor to `others` (batches)."""
-    known = {id(tensor) for tensor in (*_held_by(model), *tensors_of(others))}
+def captured_tensors(
+    arrived: Iterable[torch.Tensor], models: Iterable[torch.nn.Module], *others: Any
+) -> list[torch.Tensor]:
+    """Returns the tensors in a request that belong neither to the models nor to `others` (batches)."""
+    known = {id(tensor) for tensor in (*(one for model in models for one in _held_by(model)), *tensors_of(others))}
     return [tensor for tensor in arrived if id(tensor) not in known and not is_lazy(tensor)]
 
 

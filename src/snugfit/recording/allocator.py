@@ -58,18 +58,6 @@ class AllocatorConfig:
 class OutOfMemory(Exception):
     """The card has no room left even after all cached segments were given back; replays turn it into data."""
 
-    def __init__(self, needed_bytes: int, allocated_bytes: int, reserved_bytes: int) -> None:
-        """Says what was missing.
-
-        `needed_bytes`: what the allocator asked the card for.
-        `allocated_bytes`: bytes in live blocks at that time.
-        `reserved_bytes`: bytes in segments at that time.
-        """
-        super().__init__(f"needs {needed_bytes} more bytes at {reserved_bytes} reserved")
-        self.needed_bytes = needed_bytes
-        self.allocated_bytes = allocated_bytes
-        self.reserved_bytes = reserved_bytes
-
 
 class Block(NamedTuple):
     """A block, as `CachingAllocator.blocks` lists it."""
@@ -272,7 +260,7 @@ class CachingAllocator:
             self.empty_cache()
             found = self._ask(pool, size, wanted)
         if found is None:
-            raise OutOfMemory(wanted, self.allocated_bytes, self.reserved_bytes)
+            raise OutOfMemory(f"needs {wanted} more bytes at {self.reserved_bytes} reserved")
         return found
 
     def _ask(self, pool: Pool, size: int, wanted: int) -> tuple[int, int] | None:

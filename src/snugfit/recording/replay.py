@@ -4,39 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from snugfit.recording.allocator import AllocatorConfig, OutOfMemory
 from snugfit.recording.tensor_bytes import allocator_for
 from snugfit.recording.trace import ALLOC, EMPTY_CACHE, FREE, RESIZE, WORKSPACE, Trace
 
-if TYPE_CHECKING:
-    pass
-
 Observer = Callable[[int, int | None, int, int], None]
 """Told (event, storage or None for a workspace, block's address, its bytes; negative when it is given back)."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Shortage:
-    """Where a replay ran out of memory."""
-
-    event: int
-    """Index of the event that could not be served."""
-    phase: str
-    """The phase in which it happened."""
-    operator: str
-    """The operator that asked."""
-    module: str
-    """Dotted path of the module in which it ran."""
-    requested_bytes: int
-    """What the operator asked for."""
-    needed_bytes: int
-    """What the allocator would have needed from the card."""
-    allocated_bytes: int
-    """Bytes in live blocks at that time."""
-    reserved_bytes: int
-    """Bytes in segments at that time, after all that could be given back was."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,10 +39,8 @@ class Replay:
     """The most bytes in live blocks and host storages together: what it takes where both are one memory."""
     retries: int
     """How often all cached segments had to be given back."""
-    capacity_bytes: int | None
-    """The card's size in this replay; None without a limit."""
-    shortage: Shortage | None
-    """Where it ran out of memory; None when it went through."""
+    shortage: tuple[str, str, str] | None
+    """Phase, operator and module for which there was no memory; None when it went through."""
 
     @property
     def fragmentation_bytes(self) -> int:
@@ -200,13 +172,8 @@ def replay(trace: Trace, config: AllocatorConfig | None = None, capacity_bytes: 
     shortage = None
     try:
         player.play()
-    except OutOfMemory as full:
-        phase, operator, module = trace.where(player.event)
-        shortage = Shortage(
-            event=player.event, phase=phase, operator=operator, module=module,
-            requested_bytes=_requested(trace, player.event), needed_bytes=full.needed_bytes,
-            allocated_bytes=full.allocated_bytes, reserved_bytes=full.reserved_bytes,
-        )  # fmt: skip
+    except OutOfMemory:
+        shortage = trace.where(player.event)
     allocator = player.allocator
     phase, operator, module = trace.where(player.peak_event)
     return Replay(
@@ -221,13 +188,5 @@ def replay(trace: Trace, config: AllocatorConfig | None = None, capacity_bytes: 
         host_peak_bytes=player.host_peak_bytes,
         peak_with_host_bytes=player.peak_with_host_bytes,
         retries=allocator.retries,
-        capacity_bytes=capacity_bytes,
         shortage=shortage,
     )
-
-
-def _requested(trace: Trace, event: int) -> int:
-    kind, subject = trace.kinds[event], trace.subjects[event]
-    if kind == ALLOC:
-        return trace.storages[subject].nbytes
-    return trace.workspaces[subject].nbytes if kind == WORKSPACE else trace.values[event]

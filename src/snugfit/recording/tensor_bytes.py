@@ -33,7 +33,7 @@ class TensorCounter(CachingAllocator):
         total = self.allocated_bytes + nbytes
         if total > self.capacity_bytes:
             self.refused_bytes = total
-            raise OutOfMemory(nbytes, self.allocated_bytes, self.allocated_bytes)
+            raise OutOfMemory(f"needs {nbytes} more bytes at {self.allocated_bytes} reserved")
         self._next += 1
         self._sizes[self._next] = nbytes
         self.allocated_bytes = self.reserved_bytes = self.requested_bytes = total

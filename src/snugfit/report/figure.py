@@ -11,6 +11,8 @@ from snugfit.units import GIB, KIB, MIB
 INK, FAINT, GRID = "#1f2328", "#6b7280", "#e5e7eb"
 WARNING = "#b42318"
 DASHES = (0, (4, 3))
+_LONGEST = 170
+"""Characters of a line above a figure."""
 
 
 class NoMatplotlibError(SnugfitError):
@@ -45,11 +47,11 @@ def clear_axes(axes: Any, *, along: str, without: Sequence[str]) -> None:
         spine.set_color("#9ca3af")
 
 
-def heading(figure: Any, lines: Sequence[str], *, longest: int = 170) -> None:
-    """Writes lines at the top left, the first one large; a longer one than `longest` ends with dots."""
+def heading(figure: Any, lines: Sequence[str]) -> None:
+    """Writes lines at the top left, the first one large; a very long one ends with dots."""
     height, down = figure.get_figheight(), 0.22
     for at, line in enumerate(lines):
-        text = line if len(line) <= longest else f"{line[: longest - 4].rstrip()} ..."
+        text = line if len(line) <= _LONGEST else f"{line[: _LONGEST - 4].rstrip()} ..."
         size, weight, ink = (15, "bold", INK) if at == 0 else (9.5, "normal", FAINT)
         figure.text(0.012, 1 - down / height, text, fontsize=size, fontweight=weight, color=ink, va="center")
         down += 0.26 if at == 0 else 0.18

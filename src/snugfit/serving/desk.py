@@ -13,6 +13,8 @@ Answer = Callable[[Mapping[str, str], Pool, Pool], Iterator[Mapping[str, Any]]]
 is found. The second end when nobody waits any more; the first goes on to the end of what it does, and stays warm."""
 MOST_WAITING = 8
 """Questions that may wait; another one is refused."""
+_WORKERS = 2
+"""Workers for what takes longer."""
 
 
 class BusyError(Exception):
@@ -58,13 +60,13 @@ class Question:
 class Desk:
     """Where questions are worked on."""
 
-    def __init__(self, answer: Answer, workers: int = 2) -> None:
-        """`workers`: for what takes longer."""
-        self._answer, self._workers = answer, workers
+    def __init__(self, answer: Answer) -> None:
+        """Starts the worker that answers at once."""
+        self._answer = answer
         self._lock, self._turn = threading.Lock(), threading.Lock()
         self._waiting = 0
         self._of_tab: dict[str, Question] = {}
-        self._warm, self._search = Pool(1), Pool(workers)
+        self._warm, self._search = Pool(1), Pool(_WORKERS)
         self._warm.start()
 
     def warm_up(self, function: Callable[..., Any], *args: Any) -> None:
@@ -110,7 +112,7 @@ class Desk:
         finally:
             question.end()
             if self._search.cancelled:
-                self._search = Pool(self._workers)
+                self._search = Pool(_WORKERS)
 
     def close(self) -> None:
         """Gives everything up and ends the workers."""

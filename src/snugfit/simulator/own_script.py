@@ -24,6 +24,7 @@ from snugfit.simulator.fresh_workers import fresh_workers, imported_since
 from snugfit.simulator.launched import Launch
 from snugfit.simulator.prediction import Estimate
 from snugfit.simulator.script import check_script
+from snugfit.simulator.script_run import run_watched
 from snugfit.simulator.script_seen import ScriptRecording
 from snugfit.simulator.watched_script import WatchedScript
 from snugfit.values.assumptions import AssumeArgument, Assumptions, assumptions_from
@@ -94,13 +95,13 @@ def record_script(
     """
     from snugfit.fake_device.says_cuda import other_text
 
-    watched, before = WatchedScript(path, changed, for_plan=for_plan), set(sys.modules)
+    watched, before = WatchedScript(path, for_plan=for_plan), set(sys.modules)
     launch = Launch(gpus, nodes)
     watched.observer.put_on = put_on
 
     def run(recorder: Any) -> None:
-        with other_text(watched.changed), launch.begun(recorder):
-            watched.run(path, arguments, recorder)
+        with other_text(changed or {}), launch.begun(recorder):
+            run_watched(watched, path, arguments, changed or {}, recorder)
 
     with ExitStack() as around:
         around.enter_context(_numbers_told(path) if changed is None else _silence())

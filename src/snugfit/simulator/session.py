@@ -129,7 +129,7 @@ class Session(ABC):
 
     def tried(self) -> Tried:
         """Trains for real, on the host, with a few samples of random numbers, and returns what came of it."""
-        captured = captured_tensors(skeleton.arrived(), self.model, self.batches)
+        captured = captured_tensors(skeleton.arrived(), [self.model], self.batches)
         return try_step(self.real_step, self.model, captured, self.optimizers, self.batches, *self.cut())
 
     def cut(self) -> tuple[Any, int | None]:
@@ -155,7 +155,7 @@ class Session(ABC):
 
     def captured(self) -> list[torch.Tensor]:
         """Returns the tensors that code holds besides model, batches and what is known."""
-        return captured_tensors(skeleton.arrived(), self.model, self.batches, *self.known())
+        return captured_tensors(skeleton.arrived(), [self.model], self.batches, *self.known())
 
     def costliest(self) -> Recording:
         """Records with the likelier answer to random conditions, then with the others; keeps what takes most memory."""

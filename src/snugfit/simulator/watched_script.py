@@ -7,19 +7,16 @@ well. Where the weights are updated by hand, a backward pass counts as a step.
 from __future__ import annotations
 
 import sys
-import types
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from snugfit.attributes import Change, replaced
-from snugfit.errors import InputError, SnugfitError, in_words
-from snugfit.simulator.launched import STARTED_BY_TORCHRUN, VARIABLES
-from snugfit.simulator.script import EnoughSeen, as_main, exit_code, print_error
+from snugfit.errors import InputError
+from snugfit.simulator.script import EnoughSeen
 from snugfit.simulator.script_seen import Observer
-from snugfit.workers.failures import line_of
 from snugfit.workload import CUSTOM_OPTIMIZER, Workload
 
 if TYPE_CHECKING:
@@ -40,11 +37,9 @@ BY_HAND = (
 class WatchedScript:
     """One run of a script: its models, its optimizer steps, its end."""
 
-    def __init__(
-        self, path: Path = Path(), changed: Mapping[str, str] | None = None, *, for_plan: bool = False
-    ) -> None:
+    def __init__(self, path: Path = Path(), *, for_plan: bool = False) -> None:
         """Has seen nothing; `path`: a script, for other training none."""
-        self.changed, self._for_plan = changed or {}, for_plan
+        self._for_plan = for_plan
         self.observer = Observer(path)
         self.switchable: list[str] = []
         self.traits: dict[str, bool] = {}
@@ -107,47 +102,6 @@ class WatchedScript:
     def follow(self, recorder: Any) -> None:
         """Tells a recorder of what is seen."""
         self._recorder = recorder
-
-    def run(self, path: Path, arguments: Sequence[str], recorder: Any) -> None:
-        """Runs the script until enough was seen; its own failure is printed, and an InputError."""
-        from snugfit.fake_device.says_cuda import rewritten
-
-        self.follow(recorder)
-        code = 0
-        try:
-            with as_main(path, arguments), _main_module(path) as names:
-                text = self.changed.get(str(path))
-                exec(rewritten(path.read_bytes() if text is None else text, str(path)), names)
-        except EnoughSeen:
-            pass
-        except SystemExit as end:
-            code = exit_code(end)
-        except SnugfitError:
-            raise
-        except Exception as error:
-            print_error(error, path)
-            if self.steps >= STEPS:
-                self.notes.append(
-                    f"{path} failed after the steps that are estimated, with its traceback above: {type(error).__name__}"
-                    f"{line_of(error)}. What it does later is not part of the estimate."
-                )
-                return
-            if isinstance(error, KeyError) and error.args[0] in VARIABLES:
-                raise InputError(f"{path} asks for the variable {error.args[0]}. {STARTED_BY_TORCHRUN}") from error
-            seen = f"after {self.steps} training steps" if self.steps else "before its optimizer stepped"
-            if self.changed or self.observer.put_on:  # it works as it is
-                raise InputError(f"with it the script fails {seen}: {in_words(error)}{line_of(error)}.") from error
-            raise InputError(
-                f"{path} failed {seen}, with its traceback above: {in_words(error)}{line_of(error)}. If the same command "
-                "line works without snugfit, its code asks the simulated device for something that it does not have."
-            ) from error
-        if not self.steps:
-            ended = f"ended with exit status {code}" if code else "ended"
-            raise InputError(
-                f"{path} {ended} without a step of an optimizer of torch.optim, so there is no training step to look at. "
-                "Give the arguments with which it trains, behind its name; of a file that only builds a model, name the "
-                f"function: {path}:FUNCTION."
-            )
 
     def changes(self) -> list[Change]:
         """Returns what makes a script's loaders end, and what notes its optimizers and its backward passes."""
@@ -302,18 +256,6 @@ def _savers() -> list[Change]:
 
 
 _SAVERS = (("transformers.modeling_utils", "PreTrainedModel"), ("peft.peft_model", "PeftModel"))
-
-
-@contextmanager
-def _main_module(path: Path) -> Iterator[dict[str, Any]]:
-    """Context in which a new, empty module is the program's main one."""
-    before, module = sys.modules["__main__"], types.ModuleType("__main__")
-    module.__file__ = str(path)
-    sys.modules["__main__"] = module
-    try:
-        yield vars(module)
-    finally:
-        sys.modules["__main__"] = before
 
 
 def _trains() -> bool:

@@ -87,7 +87,8 @@ class OptimizerHandle:
 
     def _read(self) -> dict[str, Any]:
         self.pass_on()
-        return self.update.state_dict()
+        state: dict[str, Any] = self.update.optimizer.state_dict()
+        return state
 
     def _loaded(self, state: dict[str, Any]) -> dict[str, Any]:
         """Loads a state into what updates; the caller's object gets the groups alone, with numbers as parameters."""

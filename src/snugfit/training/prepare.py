@@ -34,7 +34,7 @@ from snugfit.training.optimizers import OPTIMIZER_TABLE, check_takes_no_closure,
 from snugfit.training.passes import Passes
 from snugfit.training.schedule import SchedulerArgument, check_schedule, scheduler_of
 from snugfit.training.switch import Rebuild, remember_trainer, take_over
-from snugfit.training.trainer import OptimizerArgument, Trainer
+from snugfit.training.trainer import Trainer
 from snugfit.training.tuning import Tuning
 from snugfit.workload import CUSTOM_OPTIMIZER, OPTIMIZERS, Workload, algorithm_and_storage
 from snugfit.workloads.sparse_weights import check_sparse, sparse_embeddings
@@ -43,6 +43,8 @@ from snugfit.workloads.weights import freeze_parameters
 
 if TYPE_CHECKING:
     from snugfit.techniques.shard.reducer import Reducer
+
+OptimizerArgument = str | Optimizer | Callable[[Any], Optimizer]
 
 
 def prepare(

@@ -19,6 +19,8 @@ from snugfit.training.fallbacks import Failure, Fallbacks, elements, samples_of
 from snugfit.training.microbatch_check import MicrobatchCheck
 from snugfit.training.out_of_memory import free_memory, release_traceback, tried
 from snugfit.training.random_state import restore_generators, torch_generators
+from snugfit.training.step import Step
+from snugfit.training.step_outputs import KeptOutputs
 
 if TYPE_CHECKING:
     from snugfit.training.trainer import Trainer
@@ -27,19 +29,22 @@ if TYPE_CHECKING:
 class Recovery:
     """Takes the steps of a trainer, and changes its recipe."""
 
-    def __init__(self, choices: Fallbacks, check: MicrobatchCheck) -> None:
-        """Takes the recipes to choose from, and the check that comes before a batch is halved."""
-        self.choices, self._check = choices, check
+    def __init__(self, step: Step, choices: Fallbacks, check: MicrobatchCheck) -> None:
+        """Takes what an attempt is, the recipes to choose from, and the check that comes before a batch is halved."""
+        self._step, self.choices, self._check = step, choices, check
 
-    def step(self, trainer: Trainer, batch: Any) -> Tensor:
-        """Takes a step in as many attempts as it needs; `OutOfMemoryError` where nothing that needs less is left."""
+    def step(self, trainer: Trainer, batch: Any, kept: KeptOutputs | None) -> Tensor:
+        """Takes a step in as many attempts as it needs; `OutOfMemoryError` where nothing that needs less is left.
+
+        `kept`: takes the model's outputs, where they are wanted.
+        """
         step, size, samples = trainer.steps_done + 1, elements(batch), samples_of(batch)
         self._become(trainer, self.choices.recipe_for(size))
         random_state = torch_generators(trainer.device)
         failures: list[Failure] = []
         loss: Tensor
         while True:
-            loss, cause = tried(lambda: trainer.attempt(step, batch))
+            loss, cause = tried(lambda: self._step.take(trainer, step, batch, kept))
             if cause is None:
                 break
             if trainer.ranks is not None:
@@ -74,7 +79,7 @@ class Recovery:
         trainer.finish()
         samples = samples_of(batch)
         if self._check.pending and samples is not None and samples > 1:
-            trainer.learn(self._check.before_halving, batch)
+            trainer.found_out(self._check.before_halving(batch, trainer.recipe, trainer.workload))
         while True:
             recipe = self.choices.next_recipe(failures, samples)
             if recipe is None:

@@ -46,7 +46,7 @@ class Step:
             kept.begin()
         pieces = self._passes.pieces(batch, trainer.recipe, every=kept is not None)
         if len(pieces) > 1 and self.check.pending and ranks is None:
-            trainer.learn(self.check.learn, batch)
+            trainer.found_out(self.check.learn(batch, trainer.recipe, trainer.workload))
         self.late_reads.check(batch, trainer.recipe, update.gradients.named)
         try:
             self.statistics.remember(step)
@@ -119,5 +119,5 @@ class Step:
                 claimed = [*update.gradients.named.values(), *trained_by_others(trainer.model)]
                 check_claimed(loss, claimed, trainer.workload.optimizer, self._passes.parts)
             update.judge(loss)
-            with self.late_reads.watched(trainer.recipe, update.gradients.named), update.own_backward():
+            with self.late_reads.watched(trainer.recipe, update.gradients.named), update.gradients.own_backward():
                 (update.scaler.scale(loss) if update.scaler else loss).backward()  # type: ignore[no-untyped-call]

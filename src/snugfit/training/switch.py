@@ -79,7 +79,9 @@ class Rebuild:
         update = None
         try:
             update = self._builder(recipe)
-            update.load_state_dict(self.update.state_dict())  # which puts all of it where the new parts want it
+            update.load_state_dict(
+                self.update.optimizer.state_dict()
+            )  # which puts all of it where the new parts want it
         except BaseException:
             if update is not None:
                 update.release()

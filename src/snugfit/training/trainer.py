@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import Any, Literal, overload
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -27,9 +27,6 @@ from snugfit.training.step_outputs import KeptOutputs, StepOutputs
 from snugfit.training.switch import Rebuild
 from snugfit.training.tuning import Tuning
 from snugfit.workload import Workload
-
-if TYPE_CHECKING:
-    pass
 
 
 class Trainer:
@@ -71,7 +68,7 @@ class Trainer:
         self._rebuild = rebuild
         self._scheduler = scheduler
         self._step = Step(passes, rebuild, check, Statistics(model, 1 if self.update.health.waits else DEPTH + 2))
-        self._recovery = Recovery(Fallbacks(recipe, workload, fallbacks), check)
+        self._recovery = Recovery(self._step, Fallbacks(recipe, workload, fallbacks), check)
         self._scaler, self._generator = self.update.scaler, rebuild.setup.generator
         self.evaluation = EvaluationPieces(passes)
         self.tuning: Tuning | None = None
@@ -79,7 +76,6 @@ class Trainer:
         decay = workload.ema_decay
         self.averages = None if decay is None else AveragedWeights(self.update.optimizer, decay)
         """Moving averages of the weights; None: none are kept."""
-        self._kept: KeptOutputs | None = None
         self._replaced = False
 
     @property
@@ -152,12 +148,9 @@ class Trainer:
         self._follow()
         if not self.model.training:  # a part that the caller holds in evaluation mode (a frozen norm) stays there
             self.model.train()
-        self._kept = kept = KeptOutputs() if outputs else None
-        try:
-            with nullcontext() if self.tuning is None else self.tuning.timed(self, batch):
-                loss = self._recovery.step(self, batch)
-        finally:
-            self._kept = None
+        kept = KeptOutputs() if outputs else None
+        with nullcontext() if self.tuning is None else self.tuning.timed(self, batch):
+            loss = self._recovery.step(self, batch, kept)
         if self._scheduler is not None:
             self._scheduler.step()
         return loss if kept is None else kept.beside(loss)
@@ -169,27 +162,6 @@ class Trainer:
             self._rebuild.follow(self.recipe)
             self.update = self._rebuild.update
             self._step.late_reads.pending = True
-
-    def attempt(self, step: int, batch: Any) -> Tensor:
-        """Takes one update by the recipe in place, or leaves everything as it was; `step` is what callers want.
-
-        Args:
-            step: The step's number, from 1.
-            batch: The batch.
-
-        Returns:
-            Its loss.
-        """
-        return self._step.take(self, step, batch, self._kept)
-
-    def learn(self, check: Callable[..., Workload], batch: Any) -> None:
-        """Takes note of what a check of the microbatches finds.
-
-        Args:
-            check: A method of the `MicrobatchCheck`.
-            batch: The batch of this step.
-        """
-        self.found_out(check(batch, self.recipe, self.workload))
 
     def found_out(self, workload: Workload) -> None:
         """Goes on with a workload that says more of model and loss than the one before."""
@@ -314,7 +286,7 @@ class Trainer:
         self._rebuild.handle.pass_on()
         return {
             "model": self.model.state_dict(),
-            "optimizer": self.update.state_dict(),
+            "optimizer": self.update.optimizer.state_dict(),
             "scheduler": self._scheduler.state_dict() if self._scheduler is not None else None,
             "scaler": self._scaler.state_dict() if self._scaler else None,
             "rounding": self._generator.get_state() if self._generator else None,
@@ -379,6 +351,3 @@ class Trainer:
         if self._generator and state["rounding"] is not None:
             self._generator.set_state(state["rounding"].cpu())
         self.steps_done = int(state["steps_done"])
-
-
-OptimizerArgument = str | Optimizer | Callable[[Any], Optimizer]

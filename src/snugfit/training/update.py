@@ -4,7 +4,7 @@ What differs is how parameters are updated: all by one optimizer, or each by one
 middle of backward (`techniques/parameter_update.py`). What holds for all of them:
 
 - `begin(step, lr_factor)` comes before the first forward pass, `judge(loss)` before each backward pass, which runs inside of
-  `own_backward()`, and `finish(step, loss)` after the last;
+  `gradients.own_backward()`, and `finish(step, loss)` after the last;
 - a step owns its gradients: `begin` frees what another backward pass (a generator's through its discriminator, a probe) has
   left, and hooks do nothing in backward passes that are not the step's own;
 - the learning rate is the owner's: a schedule's factor is put on when the step begins and taken off when it ends, so what
@@ -24,8 +24,7 @@ import functools
 import math
 import weakref
 from collections import deque
-from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -33,20 +32,17 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from snugfit.errors import InputError
 from snugfit.techniques.host_pool import HostPool
 from snugfit.techniques.lost_updates import LostUpdates
 from snugfit.techniques.offload_optimizer.apply import DEPTH
-from snugfit.techniques.own_optimizer import STORAGE
 from snugfit.techniques.parameter_update import JointUpdate, ParameterUpdate, Settings
 from snugfit.training.gradients import Gradients
 from snugfit.training.health import Health, first_bad
 from snugfit.training.out_of_memory import retry_after_freeing
+from snugfit.training.saved_optimizer import load_saved
 from snugfit.training.unbroken_update import UnbrokenUpdate
 
 _THE_LOSS = "the loss"
-_KERNEL_SETTINGS = ("fused", "foreach", "capturable")
-"""Settings of torch's optimizers that choose kernels and change no result."""
 
 
 @dataclasses.dataclass(eq=False, repr=False)
@@ -128,10 +124,6 @@ class Update:
         for group, rate in self._own_rates:
             group["lr"] = rate
         self._own_rates.clear()
-
-    def own_backward(self) -> AbstractContextManager[None]:
-        """Returns the context of a backward pass of the step."""
-        return self.gradients.own_backward()
 
     def judge(self, loss: Tensor) -> None:
         """Looks at the loss before the first parameter can change.
@@ -275,52 +267,13 @@ class Update:
             hook.remove()
         self.gradients.release()
 
-    def state_dict(self) -> dict[str, Any]:
-        """Returns the state_dict of the optimizer."""
-        state: dict[str, Any] = self.optimizer.state_dict()
-        return state
-
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Loads a state_dict of this or another optimizer over the same groups; `InputError` for other parameters."""
-        own, groups = self.optimizer.param_groups, state["param_groups"]
-        _check_storage(own, groups)
-        if len(groups) == len(own):  # which kernels run is this recipe's choice, not that of the run that was saved
-            kernels = [{name: group[name] for name in _KERNEL_SETTINGS if name in group} for group in own]
-            groups = [{**given, **kept} for given, kept in zip(groups, kernels, strict=True)]
-        hosts = {weight: host for part in self.parts for weight, host in part.stand_ins().items()}
-        _swap(self.optimizer, hosts)  # state goes to the host straight away: the device may have no room for it
-        try:
-            self.optimizer.load_state_dict({**state, "param_groups": groups})
-        except ValueError as error:
-            raise InputError(f"the saved optimizer does not fit this model: {error}") from error
-        finally:
-            _swap(self.optimizer, {host: weight for weight, host in hosts.items()})
-        for part in self.parts:
-            part.reload()
+        load_saved(self.optimizer, self.parts, state)
 
 
 def _held(updates: Sequence[JointUpdate], gradients: Gradients) -> list[Tensor]:
     return [one for update in updates for one in update.held()] + list(gradients.present().values())
-
-
-def _swap(optimizer: Optimizer, places: dict[nn.Parameter, nn.Parameter]) -> None:
-    """Puts parameters in the places of others in groups and state."""
-    for group in optimizer.param_groups:
-        group["params"] = [places.get(weight, weight) for weight in group["params"]]
-    for old, new in places.items():
-        if old in optimizer.state:
-            optimizer.state[new] = optimizer.state.pop(old)
-
-
-def _check_storage(own: Iterable[Settings], saved: Iterable[Settings]) -> None:
-    """Raises where a saved state is packed in another number of bits than this optimizer's."""
-    mine, theirs = ({group.get(STORAGE) for group in groups} for groups in (own, saved))
-    if mine != theirs:
-        names = [", ".join(sorted(name or "full precision" for name in storages)) for storages in (theirs, mine)]
-        raise InputError(
-            f"the saved optimizer holds its state as {names[0]}, and this recipe as {names[1]}; go on with the optimizer "
-            "that was saved, or start the run anew."
-        )
 
 
 class _Carrier(Optimizer):

@@ -22,7 +22,6 @@ MOST_ELEMENTS = 2**23
 """Larger tensors are not worked out."""
 _MOST_STEPS = 300
 _NAME = "_snugfit_known"
-_aten = torch.ops.aten
 _LIKE = frozenset({"zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full"})
 """Operators that look at the layout of their argument only."""
 _NOT_WRITTEN = frozenset({"empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided", "empty_permuted"})

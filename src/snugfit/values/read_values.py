@@ -166,13 +166,9 @@ class ReadValues:
             return random.item()
         return self._assumed(tensor.dtype, _READ, module)
 
-    def condition(self, operator: str, module: str) -> bool:
-        """Returns the answer of an operator that compares values, or raises `CannotSimulateError`."""
-        return bool(self._assumed(torch.bool, operator, module))
-
     def are_equal(self, pair: Sequence[torch.Tensor], operator: str, module: str) -> bool:
-        """Returns whether two tensors hold the same values."""
-        return self.condition(operator, module)
+        """Returns whether two tensors hold the same values, or raises `CannotSimulateError`."""
+        return bool(self._assumed(torch.bool, operator, module))
 
     def sized(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], module: str) -> Any:
         """Returns how to make the result of an operator whose size depends on values, None for other operators.
@@ -194,7 +190,7 @@ class ReadValues:
         if name in ("_unique2", "unique_consecutive", "unique_dim", "unique_dim_consecutive"):
             dim = args[1] % source.dim() if "dim" in name and args[1] is not None else None
             elements = source.numel() if dim is None else source.shape[dim]
-            number = self.distinct(source, elements, operator, module)
+            number = self._distinct(elements, operator, module)
             kept = (number,) if dim is None else (*source.shape[:dim], number, *source.shape[dim + 1 :])
             whole = tuple(source.shape) if dim is None else (elements,)
             return lambda empty: (
@@ -204,7 +200,7 @@ class ReadValues:
             )
         if name == "repeat_interleave" and func._overloadname == "Tensor":
             size = kwargs.get("output_size")
-            size = self.total(source, operator, module) if size is None else size
+            size = self._total(source, operator, module) if size is None else size
             return lambda empty: empty((size,), source.dtype)
         return None
 
@@ -234,12 +230,12 @@ class ReadValues:
             share = self._share("nonzero", operator, module)
         return round(share * tensor.numel())
 
-    def distinct(self, tensor: torch.Tensor, elements: int, operator: str, module: str) -> int:
-        """Returns how many different values are among `elements`, or raises `CannotSimulateError`."""
+    def _distinct(self, elements: int, operator: str, module: str) -> int:
+        """How many different values are among `elements`."""
         return min(elements, max(1, round(self._share("unique", operator, module) * elements))) if elements else 0
 
-    def total(self, tensor: torch.Tensor, operator: str, module: str) -> int:
-        """Returns the sum of whole numbers, or raises `CannotSimulateError`."""
+    def _total(self, tensor: torch.Tensor, operator: str, module: str) -> int:
+        """The sum of whole numbers."""
         exact = self._exact(tensor)
         if exact is not None:
             return int(exact.sum())

@@ -31,6 +31,7 @@ def test_the_arguments_keep_the_effective_batch_and_the_trainer_as_it_is(plan):
         assert getattr(trainer.args, name) == before and getattr(args, name) == now
         assert f"{name}: {before} -> {now}" in str(found)
     assert found.as_it_is.need_bytes > BUDGET >= found.need_bytes + found.margin_bytes
+    assert "predicted within 9.00 MiB: " in str(found) and "of the budget are left" in str(found)
 
 
 def test_it_is_the_fastest_of_those_that_fit(plan):

@@ -305,7 +305,7 @@ def test_what_refuses_to_run_is_said(machine):
 
 def test_what_is_not_proved_is_said_each_time(machine, monkeypatch, tmp_path):
     monkeypatch.setattr(operator_shrink, "AS_IT_IS", operator_shrink.Size(0, 0))
-    monkeypatch.setattr(operator_shrink, "free_memory_bytes", lambda: 0)
+    monkeypatch.setattr(operator_shrink, "free_host_bytes", lambda: 0)
     operator, args = aten.relu.default, (rand(7, 7),)
     for _ in range(2):
         with pytest.warns(SnugfitWarning, match="on 7x7 is too large to be run on this machine"):

@@ -5,7 +5,7 @@ import torch
 
 from snugfit.operators import operator_shrink, operator_truth
 from snugfit.operators.operator_call import describe
-from snugfit.operators.operator_shrink import Size, find, on_line, sizes_to_run, together, with_size
+from snugfit.operators.operator_shrink import Size, find, together, with_size
 from snugfit.operators.operator_truth import Result, Truth
 
 aten = torch.ops.aten
@@ -76,23 +76,6 @@ def test_a_small_call_is_run_as_it_is():
     assert find(relu(96), Size(1e6, 1e6), run, free_bytes=0).truth.peaks == (96, 0) and sizes == [96]
 
 
-@pytest.mark.parametrize("number", [8, 12, 16, 33, 64, 100, 197, 768, 1576, 4096, 50257])
-@pytest.mark.parametrize("share", [0.5, 0.1, 0.001])
-def test_sizes_are_apart_and_leave_the_same_remainder(number, share, monkeypatch):
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
-    points = sizes_to_run(number, share)
-    assert points is not None and len(set(points)) == 4 and list(points) == sorted(points, reverse=True)
-    assert torch.get_num_threads() < points[-1] and points[0] <= number * 3 // 4
-    if number >= 4096:
-        assert {point % 16 for point in points} == {number % 16}
-
-
-def test_fewer_samples_than_threads_are_left_as_they_are(monkeypatch):
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 16)
-    assert sizes_to_run(24, 0.1) is None
-    assert min(sizes_to_run(256, 0.1)) > 16
-
-
 def test_a_size_is_changed_wherever_it_occurs():
     x = meta(4, 300, 24).transpose(1, 2)
     call = describe(aten.slice_backward.default, (x, [4, 24, 600], 2, 0, 300, 1), {}, None)
@@ -127,15 +110,6 @@ def test_together():
     both = together([one, other])
     assert both.peaks == (5, 9, 2, 1) and both.order == (0, 2, 1)
     assert both.results[2].shares == 1
-
-
-def test_on_line_wants_every_point():
-    def truth(value):
-        return Truth((value,), (), ())
-
-    assert on_line((40, 30, 20, 10), [truth(v * 10**6) for v in (40, 30, 20, 10)], 100) == truth(10**8)
-    assert on_line((40, 30, 20, 10), [truth(v * 10**6) for v in (40, 31, 20, 10)], 100) is None
-    assert on_line((40, 30, 20, 10), [truth(v * 10**6) for v in (40, 30, 21, 10)], 100) is None
 
 
 def convolution(size=3, dilation=1, groups=1, samples=24):

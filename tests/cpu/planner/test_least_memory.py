@@ -109,5 +109,5 @@ class Deep(nn.Module):
 def test_a_refusal_has_looked_at_activations_on_the_host(planning_pool):
     given = {"place": planned.CARD, "model": Deep, "batch": planned.batch_of(256), "pins": {"microbatch_size": None}}
     with planned.planner(planning_pool, **given) as planner:
-        needs = [seen.need_bytes for seen in planner.ever_leaner(Smallest(planner.space())) if seen is not None]
+        needs = [seen.need_bytes for seen in Smallest(planner.space()).ever_leaner() if seen is not None]
     assert min(needs[:-1]) > 0.7 * needs[0] and needs[-1] < 0.5 * needs[0]

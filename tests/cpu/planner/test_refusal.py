@@ -87,7 +87,7 @@ def test_a_pin_and_fidelity_that_stand_in_the_way_together_are_named(planning_po
     with planned.planner(planning_pool, pins={"precision": "bf16-mixed"}, **given) as planner:
         space = planner.space()
         capacity = planner.simulations.need(Recipe(precision="bf16-true")).need_bytes
-        refusal = Refusal(planning.Smallest(space), capacity, lambda search, level: search.start(level))
+        refusal = Refusal(space, capacity, planning.Smallest(space).start)
         (remedy,) = refusal._pins_with_less_fidelity()  # remedies() ends with lifted bans here
     assert remedy.limit == "the pin precision=bf16-mixed together with the fidelity that is allowed"
     assert remedy.instead == "without the pin precision=bf16-mixed, and with --allow rounding"

@@ -230,7 +230,7 @@ def test_modules_of_the_loss_are_left_alone_too():
         device="cpu",
     )
     with pytest.warns(SnugfitWarning, match="changes the update"):
-        trainer.learn(trainer._step.check.learn, make_batches("mlp", 8, 1, torch.float32)[0])
+        trainer._step.check.learn(make_batches("mlp", 8, 1, torch.float32)[0], trainer.recipe, trainer.workload)
     assert all(torch.equal(value, judge.state_dict()[name]) for name, value in before.items())
     assert all(weight.grad is None for one in (model, judge, frozen) for weight in one.parameters())
 

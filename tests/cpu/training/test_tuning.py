@@ -119,10 +119,10 @@ def test_where_memory_ran_out_nothing_more_is_tried(tuned, monkeypatch):
     found.on_end = ended.append
     real = trainer._recovery.step
 
-    def step(trainer, batch):
+    def step(trainer, batch, kept):
         if trainer.steps_done == 1 + WARM_UP + COUNTED + 1:
             trainer.take_next_fallback()
-        return real(trainer, batch)
+        return real(trainer, batch, kept)
 
     monkeypatch.setattr(trainer._recovery, "step", step)
     for _ in range(12):

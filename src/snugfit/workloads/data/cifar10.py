@@ -18,7 +18,7 @@ import numpy as np
 
 from snugfit.errors import InputError
 from snugfit.library_imports import needed
-from snugfit.workloads.data.splits import ArrayImages, Bytes, ImageOptions, Splits, check_channels, three_parts
+from snugfit.workloads.data.splits import ArrayImages, Bytes, ImageOptions, Splits, check_colours, three_parts
 
 HOME_PAGE = "https://www.cs.toronto.edu/~kriz/cifar.html"
 
@@ -27,7 +27,7 @@ def open_cifar10(directory: str, options: ImageOptions) -> Splits:
     """Opens the data set in a folder; images are resized a batch at a time."""
     name = f"cifar10:{directory}"
     kind: Any = needed(f"data {name!r} needs", "torchvision.datasets", install="snugfit[vision]").CIFAR10
-    check_channels(name, 3, options.channels)
+    check_colours(name, options.channels)
     root = Path(directory).expanduser()
     root = root.parent if root.name == kind.base_folder else root
     _check_files(name, kind, root, options.download)

@@ -99,7 +99,7 @@ def open_imagefolder(directory: str, options: splits.ImageOptions) -> splits.Spl
     """Opens a folder of images."""
     name = f"imagefolder:{directory}"
     needed(f"data {name!r} needs", "torchvision", install="snugfit[vision]")
-    splits.check_channels(name, 3, options.channels)
+    splits.check_colours(name, options.channels)
     root = Path(directory).expanduser()
     if not root.is_dir():
         raise InputError(f"data {name!r}: the folder does not exist. Give a folder with one folder for each class.")

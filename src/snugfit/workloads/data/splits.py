@@ -220,11 +220,11 @@ def random_sizes(count: int) -> dict[str, int]:
     return {part: count if part == "train" else max(count // 4, 1) for part in PARTS}
 
 
-def check_channels(name: str, stored: int, wanted: int) -> None:
+def check_colours(name: str, channels: int) -> None:
     """Raises `InputError` for colour images and a model of neither 1 nor 3 channels."""
-    if stored == 3 and wanted not in (1, 3):
+    if channels not in (1, 3):
         raise InputError(
-            f"data {name!r} has colour images, and the model takes {wanted} channels. "
+            f"data {name!r} has colour images, and the model takes {channels} channels. "
             "Use a model of 3 channels (or 1: colours are then averaged)."
         )
 

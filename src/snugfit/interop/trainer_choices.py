@@ -1,0 +1,84 @@
+"""What `snugfit.plan_for` may change of a built Trainer, beside the batch of an evaluation.
+
+They are arguments that every Trainer has: how the effective batch is cut, checkpointing, precision and optimizer.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+from collections.abc import Iterator, Mapping, Set
+from typing import Any
+
+from snugfit.techniques.levels import Level
+
+_PLAIN = ("adamw_torch", "adamw_torch_fused")
+
+
+def settings_of(trainer: Any, levels: Set[Level], *, on_cpu: bool) -> Iterator[dict[str, Any]]:
+    """Yields what may be combined with every microbatch."""
+    rows = (checkpointing_of(trainer), _precision(trainer, levels, on_cpu=on_cpu), _optimizer(trainer, levels))
+    for combined in itertools.product(*([{}, *row] for row in rows)):
+        yield {name: value for part in combined for name, value in part.items()}
+
+
+def splits_of(trainer: Any) -> Iterator[dict[str, Any]]:
+    """Yields the ways to cut the effective batch, the largest microbatch first."""
+    from snugfit.private_torch import BatchNorm
+
+    size, times = trainer.args.per_device_train_batch_size, trainer.args.gradient_accumulation_steps
+    whole = size * times
+    if any(isinstance(module, BatchNorm) and module.training for module in trainer.model.modules()):
+        yield {}  # statistics of another batch would be other ones
+        return
+    for pieces in range(1, whole + 1):
+        if whole % pieces == 0:
+            cut = {"per_device_train_batch_size": whole // pieces, "gradient_accumulation_steps": pieces}
+            yield {} if pieces == times else cut
+
+
+def checkpointing_of(trainer: Any) -> list[dict[str, Any]]:
+    """Returns the other way of checkpointing than the Trainer's; nothing where its model knows none."""
+    model = trainer.model
+    if not getattr(model, "supports_gradient_checkpointing", hasattr(model, "gradient_checkpointing_enable")):
+        return []
+    return [{"gradient_checkpointing": not trainer.args.gradient_checkpointing}]
+
+
+def _precision(trainer: Any, levels: Set[Level], *, on_cpu: bool) -> list[dict[str, Any]]:
+    args = trainer.args
+    half = any(one.is_floating_point() and one.element_size() < 4 for one in trainer.model.parameters())
+    if "rounding" not in levels or half or args.bf16 or args.fp16:
+        return []
+    here = {} if not on_cpu or args.use_cpu else {"use_cpu": True}  # else transformers wants a GPU
+    return [{"bf16": True, **here}]
+
+
+def _optimizer(trainer: Any, levels: Set[Level]) -> list[dict[str, Any]]:
+    if trainer.optimizer is not None or trainer.optimizer_cls_and_kwargs is not None:
+        return []  # it is given, and arguments do not change it
+    from transformers.training_args import OptimizerNames
+
+    name = trainer.args.optim.value
+    found = []
+    if name == "adamw_torch":
+        found.append("adamw_torch_fused")
+    # That of torchao has to be compiled first, which takes minutes to simulate.
+    if name in _PLAIN and "rounding" in levels and importlib.util.find_spec("bitsandbytes"):
+        found.append("adamw_bnb_8bit")
+    if "different" in levels and name != "adafactor":
+        found.append("adafactor")
+    return [{"optim": OptimizerNames(one)} for one in found]
+
+
+def level_of(changes: Mapping[str, Any]) -> Level:
+    """Returns how close to the Trainer's own training changed arguments are."""
+    optimizer = str(plain(changes.get("optim", "")))
+    if optimizer == "adafactor":
+        return "different"
+    return "rounding" if changes.get("bf16") or optimizer.endswith("8bit") else "exact"
+
+
+def plain(value: Any) -> Any:
+    """Returns what an argument is typed as."""
+    return getattr(value, "value", value)

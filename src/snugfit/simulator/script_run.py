@@ -1,0 +1,75 @@
+"""A script run as the program's main module while it is watched, and what is said where it fails or does not train."""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from snugfit.errors import InputError, SnugfitError, in_words
+from snugfit.simulator.launched import STARTED_BY_TORCHRUN, VARIABLES
+from snugfit.simulator.script import EnoughSeen, as_main, exit_code, print_error
+from snugfit.simulator.watched_script import STEPS, WatchedScript
+from snugfit.workers.failures import line_of
+
+
+def run_watched(
+    watched: WatchedScript, path: Path, arguments: Sequence[str], changed: Mapping[str, str], recorder: Any
+) -> None:
+    """Runs a script until enough was seen; its own failure is printed, and an InputError.
+
+    `changed`: file -> text that is run in its place.
+    """
+    from snugfit.fake_device.says_cuda import rewritten
+
+    watched.follow(recorder)
+    code = 0
+    try:
+        with as_main(path, arguments), _main_module(path) as names:
+            text = changed.get(str(path))
+            exec(rewritten(path.read_bytes() if text is None else text, str(path)), names)
+    except EnoughSeen:
+        pass
+    except SystemExit as end:
+        code = exit_code(end)
+    except SnugfitError:
+        raise
+    except Exception as error:
+        print_error(error, path)
+        if watched.steps >= STEPS:
+            watched.notes.append(
+                f"{path} failed after the steps that are estimated, with its traceback above: {type(error).__name__}"
+                f"{line_of(error)}. What it does later is not part of the estimate."
+            )
+            return
+        if isinstance(error, KeyError) and error.args[0] in VARIABLES:
+            raise InputError(f"{path} asks for the variable {error.args[0]}. {STARTED_BY_TORCHRUN}") from error
+        seen = f"after {watched.steps} training steps" if watched.steps else "before its optimizer stepped"
+        if changed or watched.observer.put_on:  # it works as it is
+            raise InputError(f"with it the script fails {seen}: {in_words(error)}{line_of(error)}.") from error
+        raise InputError(
+            f"{path} failed {seen}, with its traceback above: {in_words(error)}{line_of(error)}. If the same command "
+            "line works without snugfit, its code asks the simulated device for something that it does not have."
+        ) from error
+    if not watched.steps:
+        ended = f"ended with exit status {code}" if code else "ended"
+        raise InputError(
+            f"{path} {ended} without a step of an optimizer of torch.optim, so there is no training step to look at. "
+            "Give the arguments with which it trains, behind its name; of a file that only builds a model, name the "
+            f"function: {path}:FUNCTION."
+        )
+
+
+@contextmanager
+def _main_module(path: Path) -> Iterator[dict[str, Any]]:
+    """Context in which a new, empty module is the program's main one."""
+    before, module = sys.modules["__main__"], types.ModuleType("__main__")
+    module.__file__ = str(path)
+    sys.modules["__main__"] = module
+    try:
+        yield vars(module)
+    finally:
+        sys.modules["__main__"] = before
