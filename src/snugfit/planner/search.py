@@ -30,6 +30,8 @@ _BETWEEN_SIZES = 0.985
 """The same where two sizes of microbatch were simulated: of sizes between them composition rather promises too much."""
 _APART = 1.02
 """Of two candidates the slower one is not simulated beside the faster where it promises so much less."""
+_MOST_ROUNDS = 24
+"""Times that candidates are simulated among the same variants."""
 _GUESSES = 3
 """Candidates of which the fastest is looked for, once nothing is hoped of what was not simulated."""
 _CHOICES: Mapping[str, bool] = {"some blocks": False, "some blocks, some offloaded": True}
@@ -59,14 +61,14 @@ class Candidate:
 class Search:
     """Looks for the fastest recipe within a capacity, and keeps what it learned for the next capacity."""
 
-    def __init__(self, space: Space, no_use: set[str] | None = None) -> None:
+    def __init__(self, space: Space, no_use: set[str]) -> None:
         """Simulates what composition starts from; `no_use`: as for `Variants`, shared by several searches."""
         self.simulations, self.space = space.simulations, space
         self._seconds_factor: dict[tuple[Group, str], float] = {}
         self._bytes_factor: dict[tuple[Group, str], float] = {}
         self._take_switches()
         self.sizes = self.space.sizes() or [self.space.batch or 1]
-        self.variants = Variants(self.space, self.sizes, set() if no_use is None else no_use)
+        self.variants = Variants(self.space, self.sizes, no_use)
         self.renew()
 
     def _take_switches(self) -> None:
@@ -134,17 +136,17 @@ class Search:
         fitting = self._fitting(capacity_bytes)
         return min((probe.seconds for probe in fitting), default=float("inf")) * (1 - WORTH)
 
-    def descend(self, capacity_bytes: int, *, most_rounds: int = 24, at_once: int = AT_ONCE) -> None:
+    def descend(self, capacity_bytes: int) -> None:
         """Simulates what promises to be faster than the fastest, or closer to plain in nearly the same time."""
-        for _ in range(most_rounds):
+        for _ in range(_MOST_ROUNDS):
             if self._spent:
                 break
             limit = self._limit(capacity_bytes)
-            chosen = self._most_promising(capacity_bytes, limit, at_once)
+            chosen = self._most_promising(capacity_bytes, limit, AT_ONCE)
             best = self.best(capacity_bytes)
             if not chosen and best is not None:
                 far = farness(best.recipe, self.space.workload)
-                chosen = self._most_promising(capacity_bytes, limit * NEARLY, at_once, far)
+                chosen = self._most_promising(capacity_bytes, limit * NEARLY, AT_ONCE, far)
             if not chosen:
                 break
             chosen = [one for one in chosen if one.seconds <= _APART * chosen[0].seconds]

@@ -45,7 +45,7 @@ def run_watched(
                 f"{line_of(error)}. What it does later is not part of the estimate."
             )
             return
-        if isinstance(error, KeyError) and error.args[0] in VARIABLES:
+        if isinstance(error, KeyError) and error.args and error.args[0] in VARIABLES:
             raise InputError(f"{path} asks for the variable {error.args[0]}. {STARTED_BY_TORCHRUN}") from error
         seen = f"after {watched.steps} training steps" if watched.steps else "before its optimizer stepped"
         if changed or watched.observer.put_on:  # it works as it is

@@ -57,9 +57,10 @@ def remove_results(path: Path) -> None:
 def written_beside(path: Path) -> list[str]:
     """Returns the names of the files a run has written beside its weights: config, tokenizer."""
     try:
-        names = json.loads((path / _BESIDE).read_text(encoding="utf-8"))
+        found = json.loads((path / _BESIDE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return []
+    names = [name for name in found if isinstance(name, str)] if isinstance(found, list) else []
     # The list decides what is deleted, so it reaches no further than its directory.
     inside = path.resolve()
     return [name for name in names if (inside / name).resolve().is_relative_to(inside)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -18,6 +19,7 @@ from snugfit.training.ema import AveragedWeights
 from snugfit.training.evaluation import EvaluationPieces
 from snugfit.training.fallbacks import Fallbacks
 from snugfit.training.health import DEPTH, Statistics
+from snugfit.training.late_clipping import warn_of_clipping
 from snugfit.training.microbatch_check import MicrobatchCheck
 from snugfit.training.passes import Passes
 from snugfit.training.recovery import Recovery
@@ -76,7 +78,7 @@ class Trainer:
         decay = workload.ema_decay
         self.averages = None if decay is None else AveragedWeights(self.update.optimizer, decay)
         """Moving averages of the weights; None: none are kept."""
-        self._replaced = False
+        self._replaced = self._called = False
 
     @property
     def fidelity(self) -> Fidelity:
@@ -144,6 +146,10 @@ class Trainer:
             raise InputError(
                 "this model was prepared again, and that trainer has taken it over; go on with the new one."
             )
+        if not self._called:
+            self._called = True
+            if self.workload.clip_norm is None and not self.workload.keep_gradients:
+                warn_of_clipping(inspect.currentframe())
         self._judged()
         self._follow()
         if not self.model.training:  # a part that the caller holds in evaluation mode (a frozen norm) stays there

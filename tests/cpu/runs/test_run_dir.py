@@ -82,11 +82,13 @@ def test_what_is_beside_stays_listed_when_it_is_written_twice(tmp_path):
         assert names_in(tmp_path) == [".lock", "recipe.yaml", "workload.yaml"]
 
 
-def test_a_list_that_was_altered_deletes_nothing_outside(tmp_path):
+@pytest.mark.parametrize("listed", [["../mine", "WHOLE/mine", 3], 3, {}, None])
+def test_a_list_that_was_altered_deletes_nothing_outside(tmp_path, listed):
     with RunDirectory.create(tmp_path / "run", Recipe(), WORKLOAD):
         pass
     (tmp_path / "mine").write_text("")
-    (tmp_path / "run" / ".beside").write_text(json.dumps(["../mine", str(tmp_path / "mine")]))
+    text = json.dumps(listed).replace("WHOLE", str(tmp_path))
+    (tmp_path / "run" / ".beside").write_text(text)
     with RunDirectory.create(tmp_path / "run", Recipe(), WORKLOAD, overwrite=True):
         assert (tmp_path / "mine").exists()
 
