@@ -35,7 +35,9 @@ def test_a_loop_that_clips_in_vain_is_told_once():
     assert len(told) == 1
 
 
-@pytest.mark.parametrize(("loop", "settings"), [(clips, {"clip_norm": 1.0}), (clips, {"keep_gradients": True}), (does_not, {})])
+@pytest.mark.parametrize(
+    ("loop", "settings"), [(clips, {"clip_norm": 1.0}), (clips, {"keep_gradients": True}), (does_not, {})]
+)
 def test_others_are_not(loop, settings):
     with warnings.catch_warnings():
         warnings.simplefilter("error", SnugfitWarning)
