@@ -16,10 +16,13 @@ import torch
 
 from snugfit import private_torch
 from snugfit.private_torch.fake_tensors import FakeTensor
+from snugfit.techniques.batches import tensors_in
 from snugfit.values.chance import OVERWRITES, SOURCES, Stance, stand_in
 
 MOST_ELEMENTS = 2**23
 """Larger tensors are not worked out."""
+_MOST_WRITTEN = 4096
+"""Larger tensors of written numbers are data."""
 _MOST_STEPS = 300
 _NAME = "_snugfit_known"
 _LIKE = frozenset({"zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full"})
@@ -91,6 +94,15 @@ def follow(
             made = Made(func, given, named, steps, None if one is result else index, random)
             # autograd counts a write after the operator that a dispatch mode sees has returned
             one.__dict__[_NAME] = made, one._version + int(written)
+
+
+def remember(tensor: torch.Tensor, data: Any) -> None:
+    """Remembers the numbers of which `torch.tensor` has made a tensor of the device, below all modes."""
+    if type(tensor) is not FakeTensor or tensor.is_inference() or tensor.numel() > _MOST_WRITTEN:
+        return
+    if not tensors_in((data,)):
+        with private_torch.without_modes():
+            tensor.__dict__[_NAME] = Made(None, torch.tensor(data, dtype=tensor.dtype), None, 0), tensor._version
 
 
 def _reads_layout(func: Any) -> bool:

@@ -61,7 +61,7 @@ FACTS: dict[Any, _Facts] = {
 """Operators whose result, all elements alike, follows from everything being finite."""
 _SAME = (
     _aten._to_copy.default, _aten.all.default, _aten.any.default, _aten.all.dim, _aten.any.dim, _aten.view.default,
-    _aten.detach.default,
+    _aten.detach.default, _aten.max.default, _aten.min.default,
 )  # fmt: skip
 _OPPOSITE = (_aten.bitwise_not.default, _aten.logical_not.default)
 _BOTH = (_aten.mul.Tensor, _aten.logical_and.default, _aten.bitwise_and.Tensor)
@@ -73,6 +73,11 @@ _CARRIES: dict[Any, tuple[int, Callable[[Sequence[float]], float]]] = {
     **dict.fromkeys(_EITHER, (2, max)),
 }
 """Operators that carry known truth values on -> how many they take, and what they make of them."""
+_DECIDES = {**dict.fromkeys(_BOTH, 0.0), **dict.fromkeys((_aten.logical_or.default, _aten.bitwise_or.Tensor), 1.0)}
+"""Operators of two, and what one of them has to be so that the other does not matter."""
+_MOST_DECIDING = 4096
+"""Elements of an argument that is worked out to find that."""
+_EQUAL = {_aten.eq.Scalar: True, _aten.ne.Scalar: False}
 _NOTHING_THERE = (_aten.sum.default, _aten.sum.dim_IntList, _aten.count_nonzero.default)
 """Operators that make zero of what is nowhere true."""
 KNOWING = frozenset({*_CARRIES, *_NOTHING_THERE, *FACTS, _aten._is_all_true.default})
@@ -130,12 +135,30 @@ class ReadValues:
             self._fact(func, args, copies[0])
         known = [value for value in map(self._ledger.value, sources) if value is not None]
         if len(known) < len(sources):
+            decides = _DECIDES.get(func)
+            if decides is not None and any(self._is_all(one, decides) for one in sources):
+                self._ledger.set_value(copies[0], decides)
             return
+        if func in _EQUAL:
+            self._ledger.set_value(copies[0], float((known[0] == args[1]) is _EQUAL[func]))
         count, made = _CARRIES.get(func, (0, min))
         if count == len(known):
             self._ledger.set_value(copies[0], made(known))
         elif func in _NOTHING_THERE and known[0] == 0.0:
             self._ledger.set_value(copies[0], 0.0)
+
+    def _is_all(self, tensor: torch.Tensor, value: float) -> bool:
+        """Whether all elements of a tensor are known to hold a value, 1 being a truth value's."""
+        if value and tensor.dtype != torch.bool:
+            return False
+        truth = self._ledger.value(tensor)
+        if truth is not None:
+            return truth == value
+        exact = self._exact(tensor) if tensor.numel() <= _MOST_DECIDING else None
+        if exact is None:
+            return False
+        with private_torch.without_modes():
+            return bool((exact == value).all())
 
     def _fact(self, func: Any, args: Sequence[Any], result: Any) -> None:
         """Records what an operator makes of finite numbers."""
@@ -198,6 +221,11 @@ class ReadValues:
                 empty(whole, torch.int64),
                 empty((number,), torch.int64),
             )
+        if name == "bincount":
+            least = kwargs.get("minlength", args[2] if len(args) > 2 else 0)
+            size = least or self._assumed(torch.int64, operator, module)
+            kind = torch.float64 if len(args) > 1 and args[1] is not None else torch.int64
+            return lambda empty: empty((size,), kind)
         if name == "repeat_interleave" and func._overloadname == "Tensor":
             size = kwargs.get("output_size")
             size = self._total(source, operator, module) if size is None else size
