@@ -2,7 +2,8 @@
 
 A block is a module with children that stands, with others of its class, as an element of a `Sequential`, `ModuleList` or
 `ModuleDict` anywhere in the model: the layers of a transformer, the bottlenecks of a ResNet. Of nested repeats the
-outermost counts. Where no container holds repeats, sibling attributes of one class do (the inception modules).
+outermost counts. Where no container holds repeats, sibling attributes of one class do (the inception modules); where those
+do not either, a `Sequential` in a container is a block too (the stages of many a U-Net).
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ def find_blocks(model: nn.Module) -> dict[str, nn.Module]:
 
     Name -> block, each block once even where it is shared; empty when nothing repeats.
     """
-    for in_containers_only in (True, False):
-        elements = dict(_elements(model, in_containers_only))
+    for in_containers_only, sequences in ((True, False), (False, False), (True, True)):
+        elements = dict(_elements(model, in_containers_only, sequences))
         counts = Counter(type(module) for module in elements.values())
         repeated = {name: module for name, module in elements.items() if counts[type(module)] > 1}
         if repeated:
@@ -90,12 +91,14 @@ def is_adapted(module: nn.Module) -> bool:
     return isinstance(getattr(module, "base_layer", None), nn.Module)
 
 
-def _elements(model: nn.Module, in_containers_only: bool) -> Iterator[tuple[str, nn.Module]]:
+def _elements(model: nn.Module, in_containers_only: bool, sequences: bool) -> Iterator[tuple[str, nn.Module]]:
+    """What may be a block; `sequences`: whether those are, too, which have a forward method beside what they hold."""
     for name, module in model.named_modules():
         if in_containers_only and not isinstance(module, _CONTAINERS):
             continue
         for child_name, child in module.named_children():
-            if isinstance(child, _CONTAINERS) or is_adapted(child):
+            held = isinstance(child, _CONTAINERS) and not (sequences and isinstance(child, nn.Sequential))
+            if held or is_adapted(child):
                 continue
             if any(True for _ in child.children()):
                 yield (f"{name}.{child_name}" if name else child_name), child

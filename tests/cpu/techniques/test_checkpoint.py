@@ -87,6 +87,16 @@ def saved_bytes(model, batch, grad=True):
     return size
 
 
+def test_sequences_are_blocks_where_nothing_else_is():
+    def stage(width):
+        return nn.Sequential(nn.Linear(width, width), nn.ReLU())
+
+    model = nn.ModuleDict({"down": nn.ModuleList([stage(4), stage(4)]), "up": nn.ModuleList([stage(4)])})
+    assert list(find_blocks(model)) == ["down.0", "down.1", "up.0"]
+    model["blocks"] = nn.ModuleList([Block(4), Block(4)])
+    assert list(find_blocks(model)) == ["blocks.0", "blocks.1"]
+
+
 @pytest.mark.parametrize("choice", ["all", "selective", "every:2", "blocks:2"])
 def test_batch_norm_statistics_are_those_of_plain_training(choice):
     batches = make_batches("cnn", 6, 3, torch.float32)
