@@ -99,6 +99,8 @@ class TrainerJob:
         trainer = object.__new__(self.kind)
         vars(trainer).update(self.attributes)
         args = trainer.args = self.args
+        if device.type != "cpu":  # who asks for a card means it
+            args.use_cpu = False
         _ = args.device  # looks for it now, before the accelerator is made, whose state that would reset
         batch = args.per_device_train_batch_size * args.gradient_accumulation_steps
         trainer.train_dataset = Samples(self.train_samples, -(-batch * (STEPS + 1) // len(self.train_samples)))

@@ -41,6 +41,14 @@ def test_a_trainer_takes_what_is_predicted(tmp_path, capsys):
     assert [row["loss"] for row in plain.state.log_history if "loss" in row] == losses
 
 
+def test_a_trainer_that_is_kept_from_a_card_is_put_on_the_one_that_is_asked_for(tmp_path):
+    found = [
+        snugfit.estimate_for(small_trainers.trainer(tmp_path, use_cpu=use_cpu), device="rtx-3060-12gb")
+        for use_cpu in (True, False)
+    ]
+    assert found[0].peak_allocated_bytes == found[1].peak_allocated_bytes > found[0].anatomy_bytes["weights"]
+
+
 def test_a_trainer_that_exceeds_the_budget_is_stopped_before_it_trains(tmp_path, monkeypatch):
     def predicted(trainer, *, device, assume):
         assert isinstance(trainer, small_trainers.Counting) and device == "cpu"
