@@ -23,6 +23,8 @@ _MOST_BLOCKS = 24
 _ALIKE = 0.02
 """Blocks whose bytes differ by less are shown as one: the allocator rounds their tensors differently."""
 _KEPT = ("gradients", "activations")
+LATER = "longer batches, layers trained only later and results that are kept come on top"
+"""What an estimate of some steps of a person's own does not see."""
 
 
 def estimate_card(estimate: Estimate) -> str:
@@ -43,10 +45,11 @@ def _facts(estimate: Estimate) -> Iterator[tuple[str, str]]:
         "model",
         f"{_count(estimate.parameters)} parameters{estimate.batch_shape and f', batch of {estimate.batch_shape}'}",
     )
-    times = f", called {estimate.steps} times" if estimate.steps is not None else ""
-    yield "recipe", recipe_in_words(estimate.recipe) + times
+    yield "recipe", recipe_in_words(estimate.recipe)
     if estimate.fidelity is not None:
         yield "fidelity", str(estimate.fidelity)
+    if estimate.steps is not None:
+        yield "steps", f"the first {estimate.steps}; {LATER}"
     yield "total", f"{format_bytes(estimate.total_bytes)}{_total_in_words(estimate)}"
     if estimate.peak_reserved_bytes is not None:
         yield (

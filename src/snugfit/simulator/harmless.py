@@ -257,14 +257,16 @@ def _audit_hook(guard: list[_Aside]) -> Callable[[str, tuple[Any, ...]], None]:
         if event == "open":
             path, _, flags = args
             if isinstance(flags, int) and flags & writing and path is not None and not guard[-1].may_write(path):
-                raise PermissionError(f"{path} is not written in an estimate")
+                raise PermissionError(f"{path} is not written {NOT_DONE}")
         elif event in network:
             if not isinstance(args[1], str | bytes):  # those are sockets of this machine
-                raise ConnectionRefusedError("nothing is sent in an estimate")
+                raise ConnectionRefusedError(f"nothing is sent {NOT_DONE}")
         elif event in refused:
-            raise PermissionError(f"no program is started in an estimate: {args[0] if args else event}")
+            raise PermissionError(f"no program is started {NOT_DONE}: {args[0] if args else event}")
 
     return audit
 
 
+NOT_DONE = "in an estimate"
+"""Ends the sentence on what was not done."""
 _STARTING = ("subprocess.Popen", "os.system", "os.exec", "os.fork", "os.forkpty", "os.posix_spawn")

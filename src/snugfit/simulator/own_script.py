@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from snugfit.attributes import replaced
+from snugfit.attributes import Change, replaced
 from snugfit.errors import CannotSimulateError, in_words
 from snugfit.fake_device.personality import Personality
 from snugfit.simulator.estimate import DeviceArgument, cards_of, estimated
@@ -120,6 +120,29 @@ def record_script(
     return dataclasses.replace(found, warnings=(*found.warnings, *notes))
 
 
+_EAGER = (
+    "torch.compile is left out: the step is counted as it runs eagerly. A compiled one mostly takes less memory and time; "
+    "measure it to know."
+)
+
+
+def _eagerly(watched: WatchedScript) -> list[Change]:
+    """What makes `torch.compile` give back what it is given."""
+    import torch
+
+    def told() -> None:
+        if _EAGER not in watched.notes:
+            watched.notes.append(_EAGER)
+
+    def compile(model: Any = None, *args: Any, **kwargs: Any) -> Any:
+        told()
+        if isinstance(model, torch.nn.Module):
+            vars(model)["_orig_mod"] = model  # which scripts ask for to save it
+        return compile if model is None else model
+
+    return [(torch, "compile", compile), (torch.nn.Module, "compile", lambda *_, **__: told())]
+
+
 _BENCHMARK = (
     "the script sets torch.backends.cudnn.benchmark: in its first step cuDNN tries kernels for each convolution, with as "
     "much free memory as they ask for (a DCGAN took 2.6 GiB on an H100 instead of 0.25), which is not predicted. Where less "
@@ -150,7 +173,7 @@ def record_watched(
     with ExitStack() as around:
         watched.begin(around)
         around.enter_context(harmless())
-        around.enter_context(replaced([*copies(), *addresses(), *weights()]))
+        around.enter_context(replaced([*copies(), *addresses(), *weights(), *_eagerly(watched)]))
         around.enter_context(code_says_cuda() if personality.is_card else replaced(_no_accelerator()))
         recording = record(run, personality, captured, assume, kind=ScriptRecorder)
         if (

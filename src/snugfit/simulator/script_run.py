@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from snugfit.errors import InputError, SnugfitError, in_words
+from snugfit.simulator.harmless import NOT_DONE
 from snugfit.simulator.launched import STARTED_BY_TORCHRUN, VARIABLES
 from snugfit.simulator.script import EnoughSeen, as_main, exit_code, print_error
 from snugfit.simulator.watched_script import STEPS, WatchedScript
@@ -50,6 +51,11 @@ def run_watched(
         seen = f"after {watched.steps} training steps" if watched.steps else "before its optimizer stepped"
         if changed or watched.observer.put_on:  # it works as it is
             raise InputError(f"with it the script fails {seen}: {in_words(error)}{line_of(error)}.") from error
+        if isinstance(error, PermissionError) and NOT_DONE in str(error):
+            raise InputError(
+                f"{path} failed {seen}, with its traceback above: {error}{line_of(error)}. Let it go on without that, for "
+                "example where the error is caught."
+            ) from error
         raise InputError(
             f"{path} failed {seen}, with its traceback above: {in_words(error)}{line_of(error)}. If the same command "
             "line works without snugfit, its code asks the simulated device for something that it does not have."

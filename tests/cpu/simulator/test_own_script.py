@@ -246,10 +246,11 @@ for attempt in (lambda: socket.create_connection(("127.0.0.1", 9)), lambda: subp
         ("raise SystemExit(3)", 2, "exit status 3"),
         ("open('missing.csv')", 2, "FileNotFoundError"),
         ("input('go on?')", 5, "reads standard input"),
+        ("import subprocess\nsubprocess.run(['git', 'rev-parse', 'HEAD'])", 2, "no program is started in an estimate"),
         ("import multiprocessing\nmultiprocessing.Process(target=print).start()", 5, "starts a process"),
         ("x = torch.randn(8, device=device)\nprint(x[x > 0].shape)", 5, "--assume nonzero"),
     ],
-    ids=["no step", "exit", "file", "stdin", "process", "values"],
+    ids=["no step", "exit", "file", "stdin", "program", "process", "values"],
 )
 def test_what_ends_a_script_is_told_in_one_line(tmp_path, capsys, monkeypatch, text, code, said):
     monkeypatch.chdir(tmp_path)
@@ -354,3 +355,77 @@ def test_code_of_hubs_is_imported_from_where_it_is_written(monkeypatch):
         (folder / "metric_of_a_hub.py").write_text("ANSWER = 42")
         monkeypatch.syspath_prepend(folder)
         assert importlib.import_module("metric_of_a_hub").ANSWER == 42
+
+
+GENERATES = """
+import sys, torch
+from transformers import GPT2Config, GPT2LMHeadModel
+device = "cuda" if torch.cuda.is_available() else "cpu"
+ends = {"bos_token_id": 1, "eos_token_id": 1, "pad_token_id": 0}
+model = GPT2LMHeadModel(GPT2Config(vocab_size=500, n_embd=64, n_layer=2, n_head=2, n_positions=64, **ends)).to(device)
+optimizer = torch.optim.AdamW(model.parameters())
+x = torch.randint(3, 500, (4, 8), device=device)
+for step in range(4):
+    model(input_ids=x, labels=x).loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    model.eval()
+    length = model.generate(x, max_new_tokens=24, do_sample=False, num_beams=int(sys.argv[1])).shape[1]
+    model.train()
+    print("length", length)
+"""
+
+
+@pytest.mark.parametrize("beams", [1, 4])
+def test_text_is_generated_to_its_greatest_length(tmp_path, capfd, beams):
+    pytest.importorskip("transformers", reason="transformers is not installed (pip install 'snugfit[text]')")
+    path = written(tmp_path, GENERATES.replace('eos_token_id": 1', 'eos_token_id": 499'))
+    code, estimate, err = estimated(capfd, path, str(beams), device="cpu")
+    assert code == 0 and ("length 32" in err or beams > 1), err
+    assert estimate["peak_allocated_bytes"] == pytest.approx(measured_bytes(path, str(beams)), rel=0.01)
+
+
+COMPILED = """
+model = torch.compile(model)
+loss_of = torch.compile(mode="default")(nn.functional.cross_entropy)
+for _ in range(4):
+    loss_of(model(torch.randn(64, 32, device=device)), torch.zeros(64, dtype=torch.long, device=device)).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+torch.save(model._orig_mod.state_dict(), "weights.pt")
+"""
+
+
+@pytest.mark.parametrize("device", ["cpu", "rtx-4090"])
+def test_a_compiled_step_is_counted_as_it_runs_eagerly(tmp_path, capsys, monkeypatch, device):
+    monkeypatch.chdir(tmp_path)
+    _, compiled, err = estimated(capsys, written(tmp_path, TRAINS + COMPILED), device=device)
+    assert compiled is not None and "torch.compile is left out" in err, err
+    eager = COMPILED.replace("model = torch.compile(model)", "model._orig_mod = model").replace(
+        'torch.compile(mode="default")(nn.functional.cross_entropy)', "nn.functional.cross_entropy"
+    )
+    _, plain, _ = estimated(
+        capsys,
+        written(tmp_path, TRAINS + eager.replace("model._orig_mod = model", "").replace("model._orig_mod", "model")),
+        device=device,
+    )
+    assert compiled["peak_allocated_bytes"] == plain["peak_allocated_bytes"]
+    assert compiled["step_seconds"] == plain["step_seconds"]
+
+
+COUNTS = """
+for _ in range(4):
+    found = model(torch.randn(64, 32, device=device))
+    nn.functional.cross_entropy(found, torch.zeros(64, dtype=torch.long, device=device)).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    assert torch.bincount(found.argmax(1), minlength=16).view(4, 4).shape == (4, 4)
+    sizes = torch.tensor(found.shape, device=device)[None].cpu()
+    assert max(row[1] for row in sizes) == 4 and sizes.tolist() == [[64, 4]]
+"""
+
+
+@pytest.mark.parametrize("device", ["cpu", "rtx-4090"])
+def test_counts_and_written_numbers_are_known(tmp_path, capsys, device):
+    code, _, err = estimated(capsys, written(tmp_path, TRAINS + COUNTS), device=device)
+    assert code == 0, err
