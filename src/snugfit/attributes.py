@@ -15,7 +15,7 @@ _ABSENT = object()
 def replaced(changes: Iterable[Change]) -> Iterator[None]:
     """Context in which attributes are replaced; added names are removed again at its end."""
     wanted = list(changes)
-    before = [(owner, name, _as_held(owner, name)) for owner, name, _ in wanted]
+    before = [(owner, name, getattr(owner, name, _ABSENT)) for owner, name, _ in wanted]
     try:
         for owner, name, value in wanted:
             setattr(owner, name, value)
@@ -26,12 +26,6 @@ def replaced(changes: Iterable[Change]) -> Iterator[None]:
                 setattr(owner, name, value)
             elif hasattr(owner, name):
                 delattr(owner, name)
-
-
-def _as_held(owner: Any, name: str) -> Any:
-    """What an owner has under a name; of a class the static method itself, not the function that it gives."""
-    held = vars(owner).get(name, _ABSENT) if isinstance(owner, type) else _ABSENT
-    return getattr(owner, name, _ABSENT) if held is _ABSENT else held
 
 
 def attributes_set(objects: Iterable[Any], **values: Any) -> AbstractContextManager[None]:

@@ -132,8 +132,8 @@ class RunConfig:
         *,
         recipe: Any,
         run_dir: str | Path,
-        budget: str | int | None,
         tune: bool,
+        budget: str | int | None = None,
         **ways: Any,
     ) -> RunConfig:
         """Reads the run that a directory holds, and checks what was given beside; arguments as for `new`."""

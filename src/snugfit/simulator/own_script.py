@@ -134,13 +134,13 @@ def _eagerly(watched: WatchedScript) -> list[Change]:
         if _EAGER not in watched.notes:
             watched.notes.append(_EAGER)
 
-    def compile(model: Any = None, *args: Any, **kwargs: Any) -> Any:
+    def as_it_is(model: Any = None, *_: Any, **__: Any) -> Any:
         told()
         if isinstance(model, torch.nn.Module):
             vars(model)["_orig_mod"] = model  # which scripts ask for to save it
-        return compile if model is None else model
+        return as_it_is if model is None else model
 
-    return [(torch, "compile", compile), (torch.nn.Module, "compile", lambda *_, **__: told())]
+    return [(torch, "compile", as_it_is), (torch.nn.Module, "compile", lambda *_, **__: told())]
 
 
 _BENCHMARK = (
@@ -168,12 +168,14 @@ def record_watched(
     from snugfit.recorder.script_recorder import ScriptRecorder, addresses, copies, weights
     from snugfit.simulator.harmless import harmless
     from snugfit.simulator.session import without_logs
+    from snugfit.values.known_values import remembering
 
     without_logs()
     with ExitStack() as around:
         watched.begin(around)
         around.enter_context(harmless())
         around.enter_context(replaced([*copies(), *addresses(), *weights(), *_eagerly(watched)]))
+        around.enter_context(replaced([(torch, "tensor", remembering(torch.tensor))]))
         around.enter_context(code_says_cuda() if personality.is_card else replaced(_no_accelerator()))
         recording = record(run, personality, captured, assume, kind=ScriptRecorder)
         if (

@@ -16,7 +16,6 @@ import torch
 
 from snugfit import private_torch
 from snugfit.private_torch.fake_tensors import FakeTensor
-from snugfit.techniques.batches import tensors_in
 from snugfit.values.chance import OVERWRITES, SOURCES, Stance, stand_in
 
 MOST_ELEMENTS = 2**23
@@ -96,13 +95,24 @@ def follow(
             one.__dict__[_NAME] = made, one._version + int(written)
 
 
-def remember(tensor: torch.Tensor, data: Any) -> None:
-    """Remembers the numbers of which `torch.tensor` has made a tensor of the device, below all modes."""
-    if type(tensor) is not FakeTensor or tensor.is_inference() or tensor.numel() > _MOST_WRITTEN:
-        return
-    if not tensors_in((data,)):
-        with private_torch.without_modes():
-            tensor.__dict__[_NAME] = Made(None, torch.tensor(data, dtype=tensor.dtype), None, 0), tensor._version
+def remembering(make: Any) -> Any:
+    """Returns `torch.tensor` that remembers the numbers with which it fills a tensor of a device, below all modes."""
+
+    @functools.wraps(make)
+    def tensor(data: Any, *args: Any, **kwargs: Any) -> Any:
+        made = make(data, *args, **kwargs)
+        known = type(made) is FakeTensor and not made.is_inference() and made.numel() <= _MOST_WRITTEN
+        if known and not _parts_are_tensors(data):
+            with private_torch.without_modes():
+                values = torch.tensor(data, dtype=made.dtype, device="cpu")
+            made.__dict__[_NAME] = Made(None, values, None, 0), made._version
+        return made
+
+    return tensor
+
+
+def _parts_are_tensors(data: Any) -> bool:
+    return isinstance(data, torch.Tensor) or (isinstance(data, list | tuple) and any(map(_parts_are_tensors, data)))
 
 
 def _reads_layout(func: Any) -> bool:

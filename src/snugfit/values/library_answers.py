@@ -19,12 +19,8 @@
 - *Recorded outputs.* Which layers a model of transformers collects hidden states from stands in a table of the library,
   filled when a model is built. A model that travelled here was built elsewhere, so it is asked for what it says itself.
   Source: `transformers/utils/output_capturing.py`, _CanRecordRegistry.
-- *Generation with beams.* Whether a better sentence may still come. It goes on to the greatest length, which takes the most;
-  without beams a script's conditions, which are taken not to hold, say the same.
-  Source: `transformers/generation/utils.py`, GenerationMixin._beam_search.
 - *LBFGS.* How long it goes on: `line_search.py`.
 - *Packed sequences of torch.* How long they are: `packed_sequences.py`.
-- *Written numbers.* `torch.tensor([3, 5], device=...)` fills a tensor below all modes; what is in it is remembered.
 - *Arguments of distributions.* torch.distributions looks whether parameters and samples are valid. They are taken to be.
   Source: `torch/distributions/distribution.py`, Distribution.__init__ and _validate_sample.
 
@@ -44,7 +40,6 @@ from torch.distributions import Distribution
 
 from snugfit.attributes import Change
 from snugfit.private_torch.fake_tensors import FakeTensor
-from snugfit.values.known_values import remember
 from snugfit.values.line_search import lbfgs_goes_on
 from snugfit.values.packed_sequences import packed_sequences
 from snugfit.values.read_values import ReadValues
@@ -53,7 +48,6 @@ UNPACKED = "transformers was told that no row of a batch packs several sequences
 PADDED = "transformers was told that every microbatch has padding; those without take less memory, as they need no mask"
 PADDED_ANYWHERE = "evaluation is counted with padded batches, where torch would leave the padding out (nested tensors)"
 VALID = "arguments and samples of torch.distributions were taken to be valid"
-TO_THE_END = "text is generated up to its greatest length"
 MATCHED = "every object was matched with a prediction of its own"
 
 Answered = Callable[[str], None]
@@ -71,8 +65,6 @@ def library_answers(values: ReadValues, answered: Answered) -> list[Change]:
         *_wrapped("torch", "_nested_tensor_from_mask_left_aligned", _padded_anywhere, answered),
         *(change for loss in losses for change in _wrapped(loss, "linear_sum_assignment", _matched, answered)),
         *(change for loss in losses for change in _wrapped(loss, "generalized_box_iou", _in_order, values)),
-        *_generation(values),
-        (torch, "tensor", _written(torch.tensor)),
         *_recorded_outputs(),
         *lbfgs_goes_on(values, answered),
         *packed_sequences(),
@@ -146,30 +138,6 @@ def _valid(check: Any, values: ReadValues) -> Any:
             return check(*args, **kwargs)
 
     return checked
-
-
-def _written(make: Any) -> Any:
-    @functools.wraps(make)
-    def tensor(data: Any, *args: Any, **kwargs: Any) -> Any:
-        made = make(data, *args, **kwargs)
-        if not torch.compiler.is_compiling():
-            remember(made, data)
-        return made
-
-    return tensor
-
-
-def _generation(values: ReadValues) -> list[Change]:
-    mixin = getattr(sys.modules.get("transformers.generation.utils"), "GenerationMixin", None)
-    goes_on = getattr(mixin, "_beam_search_has_unfinished_sequences", None)
-    if goes_on is None:
-        return []
-
-    def unfinished(*args: Any, **kwargs: Any) -> bool:
-        with values.holding(TO_THE_END):
-            return bool(goes_on(*args, **kwargs))
-
-    return [(mixin, goes_on.__name__, staticmethod(unfinished))]
 
 
 def _recorded_outputs() -> list[Change]:

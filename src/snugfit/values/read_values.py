@@ -5,6 +5,7 @@ The rule is that of `assumptions.py`; who asks does not matter.
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ from snugfit.values.chance import Chance
 from snugfit.values.known_values import known_value, random_value
 
 ANSWER = "the training step was told that losses and gradients are finite"
+TO_THE_END = "text is generated with beams up to its greatest length"
 CHECKS = "checks that a library makes of values (torch._check) were taken to hold"
 _READ = "reading a number out of a tensor (.item(), float(), int(), bool(), if)"
 _aten = torch.ops.aten
@@ -73,7 +75,10 @@ _CARRIES: dict[Any, tuple[int, Callable[[Sequence[float]], float]]] = {
     **dict.fromkeys(_EITHER, (2, max)),
 }
 """Operators that carry known truth values on -> how many they take, and what they make of them."""
-_DECIDES = {**dict.fromkeys(_BOTH, 0.0), **dict.fromkeys((_aten.logical_or.default, _aten.bitwise_or.Tensor), 1.0)}
+_DECIDES = {
+    **dict.fromkeys((_aten.logical_and.default, _aten.bitwise_and.Tensor), 0.0),
+    **dict.fromkeys((_aten.logical_or.default, _aten.bitwise_or.Tensor), 1.0),
+}
 """Operators of two, and what one of them has to be so that the other does not matter."""
 _MOST_DECIDING = 4096
 """Elements of an argument that is worked out to find that."""
@@ -154,7 +159,8 @@ class ReadValues:
         truth = self._ledger.value(tensor)
         if truth is not None:
             return truth == value
-        exact = self._exact(tensor) if tensor.numel() <= _MOST_DECIDING else None
+        small = type(tensor) in (FakeTensor, torch.Tensor) and tensor.numel() <= _MOST_DECIDING
+        exact = self._exact(tensor) if small else None
         if exact is None:
             return False
         with private_torch.without_modes():
@@ -306,6 +312,9 @@ class ReadValues:
             self._answered.add(ANSWER if not place else f"assumed loss_finite: a number read at {place} counts as 1.0")
             return 1.0
         if dtype == torch.bool:
+            if _beams_may_go_on():
+                self._answered.add(TO_THE_END)
+                return True
             if given.branch is None:
                 raise fake_failure.no_value(what, module, "branch=true")
             self._answered.add(f"assumed branch={str(given.branch).lower()}: {_where('a condition on values')}")
@@ -314,6 +323,19 @@ class ReadValues:
             raise fake_failure.no_value(what, module, "integer=8")
         self._answered.add(f"assumed integer={given.integer}: {_where('a whole number read out of a tensor')}")
         return given.integer
+
+
+def _beams_may_go_on() -> bool:
+    """Whether transformers asks if a better sentence may still come: it may, up to the greatest length.
+
+    Source: `transformers/generation/utils.py`, GenerationMixin._beam_search.
+    """
+    frame = inspect.currentframe()
+    while frame is not None:
+        if frame.f_code.co_name == "_beam_search" and "transformers" in frame.f_code.co_filename:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _where(what: str) -> str:
