@@ -21,7 +21,7 @@ import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 from snugfit.cli import groups, options, output
-from snugfit.errors import InputError, did_you_mean
+from snugfit.errors import InputError, did_you_mean, option
 from snugfit.units import parse_bytes
 from snugfit.workload import DEFAULT_BATCH_SIZE
 
@@ -220,20 +220,19 @@ def _show(
     args: argparse.Namespace, export: Export, stored: StoredRun, costs: Costs | None, places: Places | None = None
 ) -> None:
     """Writes the file, or prints it where it is not written elsewhere, and says what it cannot say."""
-    unsaid = ", ".join(f"--{name.replace('_', '-')}" for name in stored.unsaid)
-    defaults = f"Not given, so that these are snugfit's defaults, not those of {export.target}: {unsaid}."
+    unsaid = ", ".join(map(option, stored.unsaid))
+    told = f"Not given, so that these are snugfit's defaults, not those of {export.target}: {unsaid}."
+    defaults = [told] if unsaid else []
     output.write_file(args.output, lambda path: path.write_text(export.text(), encoding="utf-8"))
     if args.json:
         simulated = {"costs": costs} if args.to in TABLES else {"costs": costs, "places": places}
         plain = {name: None if one is None else one.to_mapping() for name, one in simulated.items()}
-        notes = [*export.notes, *([defaults] if stored.unsaid else [])]
-        output.print_json({**export.to_mapping(), "notes": notes, **plain})
+        output.print_json({**export.to_mapping(), "notes": [*export.notes, *defaults], **plain})
         return
     said = [f"- {note}" for note in export.notes]
     if said:
         said.insert(0, f"What {export.target}'s file does not say:")
-    said += [defaults] if stored.unsaid else []
-    text = "\n".join([*said, *(f"\n{one}" for one in (costs, places) if one is not None)])
+    text = "\n".join([*said, *defaults, *(f"\n{one}" for one in (costs, places) if one is not None)])
     if args.output is None:
         print(export.text(), end="")
         print(text, file=sys.stderr)

@@ -174,8 +174,8 @@ def record_watched(
     with ExitStack() as around:
         watched.begin(around)
         around.enter_context(harmless())
-        around.enter_context(replaced([*copies(), *addresses(), *weights(), *_eagerly(watched)]))
-        around.enter_context(replaced([(torch, "tensor", remembering(torch.tensor))]))
+        written = (torch, "tensor", remembering(torch.tensor))
+        around.enter_context(replaced([*copies(), *addresses(), *weights(), *_eagerly(watched), written]))
         around.enter_context(code_says_cuda() if personality.is_card else replaced(_no_accelerator()))
         recording = record(run, personality, captured, assume, kind=ScriptRecorder)
         if (

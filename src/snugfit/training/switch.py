@@ -79,9 +79,8 @@ class Rebuild:
         update = None
         try:
             update = self._builder(recipe)
-            update.load_state_dict(
-                self.update.optimizer.state_dict()
-            )  # which puts all of it where the new parts want it
+            # It puts all of the state where the new parts want it.
+            update.load_state_dict(self.update.optimizer.state_dict())
         except BaseException:
             if update is not None:
                 update.release()

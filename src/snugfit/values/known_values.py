@@ -16,6 +16,7 @@ import torch
 
 from snugfit import private_torch
 from snugfit.private_torch.fake_tensors import FakeTensor
+from snugfit.techniques.batches import tensors_in
 from snugfit.values.chance import OVERWRITES, SOURCES, Stance, stand_in
 
 MOST_ELEMENTS = 2**23
@@ -102,17 +103,13 @@ def remembering(make: Any) -> Any:
     def tensor(data: Any, *args: Any, **kwargs: Any) -> Any:
         made = make(data, *args, **kwargs)
         known = type(made) is FakeTensor and not made.is_inference() and made.numel() <= _MOST_WRITTEN
-        if known and not _parts_are_tensors(data):
+        if known and not tensors_in((data,)):
             with private_torch.without_modes():
                 values = torch.tensor(data, dtype=made.dtype, device="cpu")
             made.__dict__[_NAME] = Made(None, values, None, 0), made._version
         return made
 
     return tensor
-
-
-def _parts_are_tensors(data: Any) -> bool:
-    return isinstance(data, torch.Tensor) or (isinstance(data, list | tuple) and any(map(_parts_are_tensors, data)))
 
 
 def _reads_layout(func: Any) -> bool:

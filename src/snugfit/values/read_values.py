@@ -1,6 +1,6 @@
 """Answers to code that reads values out of tensors of a simulation, or lets them decide on sizes.
 
-The rule is that of `assumptions.py`; who asks does not matter.
+The rule is that of `assumptions.py`; who asks does not matter, but for transformers' search with beams.
 """
 
 from __future__ import annotations
