@@ -1146,6 +1146,13 @@ def test_one_of_two_processes_that_cut_layers():
     assert done.stdout.strip().endswith("well"), done.stderr
 
 
+def test_a_loader_reads_other_samples():
+    loader = torch.utils.data.DataLoader(list(range(10)), batch_size=4)
+    batches = iter(loader)
+    private_torch.give_numbers(batches, lambda numbers: [9 - number for number in numbers])
+    assert [batch.tolist() for batch in batches] == [[9, 8, 7, 6], [5, 4, 3, 2], [1, 0]]
+
+
 def test_hooks_are_seen():
     layer, hook = torch.nn.Linear(2, 2), lambda *_: None
     assert not private_torch.is_hooked(layer) and not private_torch.hooks_everywhere()

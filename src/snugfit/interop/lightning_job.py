@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from snugfit.errors import CannotSimulateError, InputError
 from snugfit.interop.recorded_training import Samples
-from snugfit.interop.widest_samples import widest_samples
 from snugfit.phases import phase
 from snugfit.simulator.watched_script import STEPS
+from snugfit.simulator.widest_samples import widest_samples
 
 if TYPE_CHECKING:
     import torch

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
+from snugfit.attributes import replaced
 from snugfit.errors import InputError, in_words
 from snugfit.fake_device.personality import Personality
 from snugfit.recording.recording import Recording
@@ -97,7 +98,7 @@ def record_job(sent: bytes, assume: Any, personality: Personality) -> Recording:
             fake.module(owner, personality.device)
         for optimizer in optimizers:
             fake.optimizer(optimizer, personality.device)
-        with contextlib.suppress(EnoughSeen):
+        with contextlib.suppress(EnoughSeen), replaced(watched.followed_loaders()):
             job.train(personality.device)
         if not watched.steps:
             raise InputError("the trainer took no step of an optimizer of torch.optim, so there is nothing to look at.")
@@ -108,9 +109,9 @@ def record_job(sent: bytes, assume: Any, personality: Personality) -> Recording:
 class Samples:
     """A data set of a few samples that travelled: each is made anew when it is asked for, as a loader does."""
 
-    def __init__(self, samples: Sequence[Any], times: int = 1) -> None:
-        """Holds samples, to be gone through so many times."""
-        self.samples, self.times = samples, times
+    def __init__(self, samples: Sequence[Any], times: int = 1, represented: int | None = None) -> None:
+        """Holds samples, to be gone through so many times; `represented`: how many there really are, None: unknown."""
+        self.samples, self.times, self.represented = samples, times, represented
 
     def __len__(self) -> int:
         return len(self.samples) * self.times

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from snugfit.attributes import replaced
 from snugfit.errors import CannotSimulateError, InputError
 from snugfit.interop.recorded_training import Samples, modules_in
-from snugfit.interop.widest_samples import widest_samples
 from snugfit.phases import phase
 from snugfit.simulator.watched_script import STEPS
+from snugfit.simulator.widest_samples import widest_samples
 
 if TYPE_CHECKING:
     import torch
@@ -49,6 +49,8 @@ class TrainerJob:
         self.train_samples = widest_samples(trainer.train_dataset, batch)
         self.evaluated: list[Any] = []
         """Samples of an evaluation; empty where there is none."""
+        self.evaluated_samples: int | None = None
+        """How many there really are; None where that is not known."""
         if args.eval_strategy != "no" and trainer.eval_dataset is not None:
             self.evaluated = self._evaluation_samples(trainer)
 
@@ -58,6 +60,7 @@ class TrainerJob:
         count = size * (_KEPT_BATCHES if keeps else _EVALUATION_BATCHES)
         given = trainer.eval_dataset
         every = given.values() if isinstance(given, dict) else (given,)
+        self.evaluated_samples = max((len(one) for one in every if hasattr(one, "__len__")), default=None)
         return max((widest_samples(one, count, "eval_dataset") for one in every), key=len)
 
     @property
@@ -104,7 +107,7 @@ class TrainerJob:
         _ = args.device  # looks for it now, before the accelerator is made, whose state that would reset
         batch = args.per_device_train_batch_size * args.gradient_accumulation_steps
         trainer.train_dataset = Samples(self.train_samples, -(-batch * (STEPS + 1) // len(self.train_samples)))
-        trainer.eval_dataset = Samples(self.evaluated) if self.evaluated else None
+        trainer.eval_dataset = Samples(self.evaluated, 1, self.evaluated_samples) if self.evaluated else None
         trainer._train_batch_size = args.train_batch_size
         trainer.deepspeed = None
         trainer.model_wrapped = trainer.model

@@ -175,6 +175,11 @@ class Recorder(RankOperators, DirectMode):
         return len(self._builder)
 
     @property
+    def ledger(self) -> StorageLedger:
+        """The storages that are alive."""
+        return self._ledger
+
+    @property
     def processor(self) -> str | None:
         """Describes the processor that was asked what operators take; None for a card."""
         operators = self._calls.operators

@@ -49,6 +49,8 @@ class StorageLedger:
         self.builder = builder
         self.allocated_bytes = 0
         self.peak_bytes = 0
+        self.made = 0
+        """Number of storages so far."""
         self.epoch = 0
         """Number of times that backward was entered so far."""
         self.forward = True
@@ -97,6 +99,7 @@ class StorageLedger:
             stream=stream,
             line=line,
         )
+        self.made = number + 1
         ref = _StorageRef(storage, self._gone)
         ref.key, ref.index, ref.size, ref.on_device = key, number, size, on_device
         ref.forward = self.forward and phase not in _NOT_FORWARD
@@ -134,6 +137,12 @@ class StorageLedger:
         """Returns what a tensor was claimed to be; None where it was not or is not known."""
         ref = self._alive.get(tensor.untyped_storage()._cdata)
         return self.builder.category(ref.index) if ref is not None and ref.claimed else None
+
+    def largest_of(self, numbers: range) -> tuple[int, str, str]:
+        """Returns bytes, operator and line of the largest of some storages that is alive on the device, if one is."""
+        found = [ref for ref in self._alive.values() if ref.on_device and ref.index in numbers]
+        largest = max(found, key=lambda ref: ref.size, default=None)
+        return (0, "", "") if largest is None else (largest.size, *self.builder.origin(largest.index))
 
     def set_value(self, tensor: torch.Tensor, value: float) -> None:
         """Remembers what a tensor of one element would hold in a run where all goes well.

@@ -24,8 +24,8 @@ from snugfit.recording.trace import (
 )
 
 Place = Literal["device", "host"]
-_PLACE, _CATEGORY, _MODULE = 1, 2, 3
-"""Positions in a recorded row (a `Storage` without its id) of what may still change."""
+_PLACE, _CATEGORY, _MODULE, _OPERATOR, _LINE = 1, 2, 3, 4, 7
+"""Positions in a recorded row (a `Storage` without its id)."""
 
 
 class TraceBuilder:
@@ -132,6 +132,11 @@ class TraceBuilder:
         """Returns the category of a storage so far."""
         category: str = self._storages[storage][_CATEGORY]
         return category
+
+    def origin(self, storage: int) -> tuple[str, str]:
+        """Returns the operator that made a storage, and the line; empty where nobody wrote one."""
+        row = self._storages[storage]
+        return row[_OPERATOR], row[_LINE]
 
     def build(self) -> Trace:
         """Returns the trace so far; the builder may go on. `InputError` for an unknown category."""

@@ -135,10 +135,19 @@ def _eagerly(watched: WatchedScript) -> list[Change]:
             watched.notes.append(_EAGER)
 
     def as_it_is(model: Any = None, *_: Any, **__: Any) -> Any:
-        told()
+        if model is None:
+            return as_it_is
         if isinstance(model, torch.nn.Module):
+            told()
             vars(model)["_orig_mod"] = model  # which scripts ask for to save it
-        return as_it_is if model is None else model
+            return model
+
+        @functools.wraps(model)
+        def called(*args: Any, **kwargs: Any) -> Any:  # libraries compile functions that nobody calls
+            told()
+            return model(*args, **kwargs)
+
+        return called
 
     return [(torch, "compile", as_it_is), (torch.nn.Module, "compile", lambda *_, **__: told())]
 

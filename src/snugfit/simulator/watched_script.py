@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from snugfit.attributes import Change, replaced
 from snugfit.errors import InputError
+from snugfit.simulator.kept_results import LoaderPass
 from snugfit.simulator.script import EnoughSeen
 from snugfit.simulator.script_seen import Observer
+from snugfit.simulator.widest_samples import widest_batches
 from snugfit.workload import CUSTOM_OPTIMIZER, Workload
 
 if TYPE_CHECKING:
@@ -26,8 +28,8 @@ STEPS = 3
 """Optimizer steps that are recorded: state appears in the first, and the last is bounded by a step on either side."""
 MOST_CALLS = 2000
 """Calls of the model after which a script that has not stepped is given up."""
-BATCHES = 2
-"""Batches that a loader gives once the steps were seen."""
+BATCHES = 3
+"""Batches that a loader gives once the steps were seen: accelerate's ask for one ahead, and what is kept shows in two."""
 BY_HAND = (
     "the script updates its weights by hand (it made no optimizer of torch.optim): each backward pass counts as one step, "
     "also where several are gathered for one update."
@@ -61,6 +63,8 @@ class WatchedScript:
         self._trained_by_step = [0]
         """Calls of models that are trained, by step."""
         self._in_forward = self._in_backward = False
+        self._cut = False
+        """Whether the last loader that was begun was ended early: what was asked for ahead is still to come."""
 
     @property
     def parameters(self) -> int:
@@ -205,14 +209,18 @@ class WatchedScript:
 
     def _before_step(self, optimizer: Any, *_: Any) -> None:
         if self._counts.get(optimizer, 0) >= STEPS:
-            raise EnoughSeen
-        if self._recorder is not None:
+            if not self._cut:
+                raise EnoughSeen
+            self._cut = False
+            optimizer.zero_grad()  # leaves no update of a batch that accelerate asked for ahead; an evaluation may follow
+        elif self._recorder is not None:
             self._end_forward()
             self.observer.stepped(optimizer, self._recorder.modules)
 
     def _after_step(self, optimizer: Any, *_: Any) -> None:
-        self._counts[optimizer] = self._counts.get(optimizer, 0) + 1
-        self._reached(self._counts[optimizer])
+        if self._counts.get(optimizer, 0) < STEPS:
+            self._counts[optimizer] = self._counts.get(optimizer, 0) + 1
+            self._reached(self._counts[optimizer])
 
     def _reached(self, steps: int) -> None:
         if not self.steps:
@@ -236,13 +244,37 @@ class WatchedScript:
             make(loader, *args[:5], **{**settings, **alone, "multiprocessing_context": None})
 
         def batches(loader: Any) -> Iterator[Any]:
-            begun = self.steps >= STEPS
-            for number, batch in enumerate(each(loader)):
+            self._cut = False
+            begun, read = self.steps >= STEPS, each(loader)
+            if (said := widest_batches(loader, read)) and said not in self.notes:
+                self.notes.append(said)
+            for number, batch in enumerate(read):
                 if number >= BATCHES and (begun or self.steps >= STEPS or not _trains()):
+                    self._cut = True
                     return
                 yield batch
 
-        return [(DataLoader, "__init__", made), (DataLoader, "__iter__", batches)]
+        return [(DataLoader, "__init__", made), (DataLoader, "__iter__", self._followed(batches))]
+
+    def followed_loaders(self) -> list[Change]:
+        """Returns what takes down passes through loaders."""
+        from torch.utils.data import DataLoader
+
+        return [(DataLoader, "__iter__", self._followed(DataLoader.__iter__))]
+
+    def _followed(self, each: Callable[[Any], Iterator[Any]]) -> Callable[[Any], Iterator[Any]]:
+        def batches(loader: Any) -> Iterator[Any]:
+            if self._recorder is None:
+                yield from each(loader)
+                return
+            seen = LoaderPass(loader, self._recorder)
+            for batch in each(loader):
+                yield batch
+                seen.processed(batch, self.steps)
+            if said := seen.end():
+                self.notes.append(said)
+
+        return batches
 
 
 def _savers() -> list[Change]:

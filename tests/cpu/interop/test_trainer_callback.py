@@ -110,6 +110,16 @@ def test_what_cannot_be_predicted_is_told_and_trained(tmp_path):
     assert callback.report.steps == 2
 
 
+def test_an_evaluation_that_keeps_what_it_predicts_is_told_of(tmp_path):
+    trainer = small_trainers.trainer(tmp_path, evaluated=True)
+    trainer.compute_metrics = lambda _: {}
+    trainer.model.classifier = torch.nn.Linear(64, 2048)
+    trainer.model.config.num_labels = trainer.model.num_labels = 2048
+    trainer.eval_dataset = small_trainers.Texts(1600)
+    with pytest.warns(SnugfitWarning, match="a pass through 200 batches keeps .* for those after the first 32,"):
+        snugfit.estimate_for(trainer, device="rtx-4090")
+
+
 @pytest.mark.parametrize("kind", ["sft", "dpo"])
 def test_trl_s_trainers_take_what_is_predicted(kind, tmp_path):
     pytest.importorskip("trl", reason="trl is not installed (pip install trl)")

@@ -407,6 +407,73 @@ def test_a_compiled_step_is_counted_as_it_runs_eagerly(tmp_path, capsys, monkeyp
     assert compiled["step_seconds"] == plain["step_seconds"]
 
 
+def test_a_function_that_is_compiled_and_not_called_is_not_told_of(tmp_path, capsys):
+    code, _, err = estimated(capsys, written(tmp_path, TRAINS + "torch.compile(print)\n" + LOOP))
+    assert code == 0 and "torch.compile" not in err
+
+
+LENGTHS = """
+class Texts(torch.utils.data.Dataset):
+    def __len__(self):
+        return 320
+
+    def __getitem__(self, number):
+        return torch.ones(LENGTH, 32)
+
+pad = lambda texts: nn.utils.rnn.pad_sequence(texts, batch_first=True)
+for texts in torch.utils.data.DataLoader(Texts(), batch_size=16, collate_fn=pad, shuffle=True):
+    loss = model(texts.to(device)).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize("device", ["cpu", "rtx-4090"])
+def test_batches_are_made_of_the_widest_samples(tmp_path, capsys, device):
+    ragged = LENGTHS.replace("LENGTH", "100 if number >= 304 else number % 20 + 1")
+    _, found, err = estimated(capsys, written(tmp_path, TRAINS + ragged), device=device)
+    _, padded, silent = estimated(capsys, written(tmp_path, TRAINS + LENGTHS.replace("LENGTH", "100")), device=device)
+    assert found["peak_allocated_bytes"] == padded["peak_allocated_bytes"]
+    assert "the widest of 320 samples" in err and "widest" not in silent
+
+
+KEEPS = """
+data = torch.utils.data.TensorDataset(torch.randn(6400, 32), torch.arange(6400) % 4)
+for epoch in range(9):
+    found = []
+    for x, y in torch.utils.data.DataLoader(data, batch_size=64):
+        loss = nn.functional.cross_entropy(model(x.to(device)), y.to(device))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        # training
+    with torch.no_grad():
+        for x, y in torch.utils.data.DataLoader(data, batch_size=64):
+            result = model[:2](x.to(device))
+            # evaluation
+"""
+
+
+@pytest.mark.parametrize("device", ["cpu", "rtx-4090"])
+@pytest.mark.parametrize(
+    ("place", "statement"),
+    [("training", "found.append(model[:2](x.to(device)).detach())"), ("evaluation", "found.append(result)")],
+)
+def test_results_that_are_kept_count(tmp_path, capsys, place, statement, device):
+    _, without, _ = estimated(capsys, written(tmp_path, TRAINS + KEEPS), device=device)
+    _, found, err = estimated(capsys, written(tmp_path, TRAINS + KEEPS.replace(f"# {place}", statement)), device=device)
+    assert "a pass through 100 batches keeps 64.0 KiB of each" in err and f"{tmp_path / 'train.py'}:" in err, err
+    assert found["peak_allocated_bytes"] > without["peak_allocated_bytes"] + 90 * 64 * 256 * 4
+
+
+def test_results_that_are_not_kept_are_not(tmp_path, capsys):
+    code, _, err = estimated(
+        capsys, written(tmp_path, TRAINS + KEEPS.replace("# evaluation", "found = [result.cpu()]"))
+    )
+    assert code == 0 and "keeps" not in err
+
+
 COUNTS = """
 for _ in range(4):
     found = model(torch.randn(64, 32, device=device))

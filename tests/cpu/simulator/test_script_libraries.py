@@ -80,3 +80,30 @@ def test_what_a_script_imports_is_told_what_it_cannot_see(tmp_path):
     found = document(["estimate", "--device", "rtx-4090", "--json", "train.py"], tmp_path)
     assert "transformers was told that no row of a batch packs several sequences" in found["answered"]
     assert not [row for row in found["sources"] if "masking_utils" in row["line"] and row["most_bytes"] > 100_000]
+
+
+KEEPS = """
+import torch
+from transformers import BertConfig, BertForTokenClassification, Trainer, TrainingArguments
+
+class Texts(torch.utils.data.Dataset):
+    def __len__(self):
+        return 800
+
+    def __getitem__(self, number):
+        return {"input_ids": torch.ones(64, dtype=torch.long), "labels": torch.ones(64, dtype=torch.long)}
+
+sizes = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 256, "vocab_size": 100}
+model = BertForTokenClassification(BertConfig(**sizes, num_labels=50))
+arguments = TrainingArguments("out", eval_strategy="epoch", report_to=[])
+trainer = Trainer(model=model, args=arguments, train_dataset=Texts(), eval_dataset=Texts(), compute_metrics=lambda _: {})
+trainer.train()
+"""
+
+
+def test_a_trainer_that_keeps_what_it_predicts_is_told(tmp_path):
+    """Behind an epoch whose loader has asked for one batch ahead."""
+    (tmp_path / "train.py").write_text(KEEPS)
+    done = run_command("estimate", "--device", "rtx-4090", "train.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "a pass through 100 batches keeps" in done.stderr and "eval_accumulation_steps" in done.stderr

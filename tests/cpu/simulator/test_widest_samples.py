@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from snugfit.errors import InputError
-from snugfit.interop.widest_samples import MOST_READ, widest_samples
+from snugfit.simulator.widest_samples import MOST_READ, widest_batches, widest_samples
 
 
 def test_the_widest_samples_come_first():
@@ -44,3 +44,42 @@ def test_a_large_set_is_read_here_and_there_and_a_stream_from_its_beginning():
 def test_a_set_without_samples_is_told(data):
     with pytest.raises(InputError, match="eval_dataset has no samples"):
         widest_samples(data, 2, "eval_dataset")
+
+
+def test_batches_of_texts_are_of_the_longest():
+    texts = ["a", "bbb", "cc", "d", "ee"]
+
+    def together(texts):
+        return torch.zeros(len(texts), max(map(len, texts)))
+
+    loader = torch.utils.data.DataLoader(texts, batch_size=2, collate_fn=together)
+    batches = iter(loader)
+    assert "the widest of 5 samples that were read of 5" in widest_batches(loader, batches)
+    assert [tuple(batch.shape) for batch in batches] == [(2, 3), (2, 3), (1, 3)]
+
+
+@pytest.mark.parametrize(
+    ("data", "settings"),
+    [
+        (["aa", "bb", "cc"], {"batch_size": 2}),
+        (["a", "bb", "c"], {"batch_sampler": [[0, 2], [1]]}),
+        (["a", "bb", "c"], {"batch_size": None}),
+    ],
+)
+def test_other_batches_are_left_as_they_are(data, settings):
+    loader = torch.utils.data.DataLoader(data, collate_fn=tuple, **settings)
+    batches = iter(loader)
+    assert not widest_batches(loader, batches)
+    assert [each for batch in batches for each in batch] in (data, ["a", "c", "bb"], list("".join(data)))
+
+
+def test_a_data_set_that_fails_is_left_to_the_script():
+    class Fails:
+        def __len__(self):
+            return 3
+
+        def __getitem__(self, number):
+            raise KeyError(number)
+
+    loader = torch.utils.data.DataLoader(Fails(), batch_size=2)
+    assert not widest_batches(loader, iter(loader))
