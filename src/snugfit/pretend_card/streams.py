@@ -8,6 +8,7 @@ overwritten before its last reader comes.
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections import deque
 from collections.abc import Callable
@@ -17,6 +18,8 @@ DEPTH = 2000
 """Entries of a queue after which its older half is carried out, as a driver makes the host wait when a queue is full."""
 EARLY = 0.02
 """Chance at each new entry that some stream is let go on for a while."""
+_cards = itertools.count()
+"""Gives each card a number."""
 
 
 class QueueMark(NamedTuple):
@@ -26,6 +29,8 @@ class QueueMark(NamedTuple):
     """The stream's number."""
     entry: int
     """How many entries came before."""
+    card: int
+    """Whose queue it is: what another card had queued is done, and tensors that outlive it may ask."""
 
 
 class Streams:
@@ -33,6 +38,7 @@ class Streams:
 
     def __init__(self, seed: int = 0, *, eager: bool = False) -> None:
         """Starts with nothing queued; `seed` draws the order in which streams go on, `eager` runs work at once."""
+        self._card = next(_cards)
         self._random = random.Random(seed)
         self._eager = eager
         self._queues: dict[int, deque[Callable[[], object] | QueueMark]] = {}
@@ -47,15 +53,16 @@ class Streams:
         queue.append(work)
         # Work holds the tensors that it needs, so a queue must not grow without an end.
         if len(queue) > DEPTH:
-            self.finish(QueueMark(stream, self._done[stream] + DEPTH // 2))
+            self._finish_first(stream, DEPTH // 2)
         # Now and then some stream goes on, as a real card may: not only the latest order is tried.
         elif self._random.random() < EARLY:
             other = self._random.choice(list(self._queues))
-            self.finish(QueueMark(other, self._done[other] + self._random.randrange(len(self._queues[other]) + 1)))
+            self._finish_first(other, self._random.randrange(len(self._queues[other]) + 1))
 
     def mark(self, stream: int) -> QueueMark:
         """Returns the place behind all that is queued on a stream."""
-        return QueueMark(stream, 0 if self._eager else self._done.get(stream, 0) + len(self._queues.get(stream, ())))
+        entry = 0 if self._eager else self._done.get(stream, 0) + len(self._queues.get(stream, ()))
+        return QueueMark(stream, entry, self._card)
 
     def wait(self, stream: int, mark: QueueMark) -> None:
         """Makes what is queued on a stream from now on wait for a mark."""
@@ -64,7 +71,7 @@ class Streams:
 
     def reached(self, mark: QueueMark) -> bool:
         """Returns whether all before a mark is carried out."""
-        return self._eager or self._done.get(mark.stream, 0) >= mark.entry
+        return self._eager or mark.card != self._card or self._done.get(mark.stream, 0) >= mark.entry
 
     def finish(self, mark: QueueMark) -> None:
         """Runs what is before a mark, and of other streams what that waits for."""
@@ -72,7 +79,7 @@ class Streams:
             return
         waiting = [mark]
         while waiting:
-            stream, entry = waiting[-1]
+            stream, entry, _ = waiting[-1]
             queue = self._queues.get(stream)
             if not queue or self._done[stream] >= entry:
                 waiting.pop()
@@ -86,6 +93,9 @@ class Streams:
             self._done[stream] += 1
             if not isinstance(work, QueueMark):
                 work()
+
+    def _finish_first(self, stream: int, entries: int) -> None:
+        self.finish(QueueMark(stream, self._done[stream] + entries, self._card))
 
     def finish_all(self) -> None:
         """Runs all that is queued."""

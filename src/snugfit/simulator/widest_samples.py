@@ -27,10 +27,11 @@ def widest_samples(dataset: Any, count: int, what: str = "train_dataset") -> lis
         size = len(dataset)
     except TypeError:  # a stream
         return _not_empty(list(itertools.islice(iter(dataset), count)), what)
-    numbers, read = _by_width(dataset, count)
-    if read < size:
-        note(f"{what}: {read} of {size} samples were read for the widest of them.")
-    return _not_empty([dataset[number] for number in numbers[:count]], what)
+    widths = _widths(dataset, count)
+    if 0 < len(widths) < size:
+        note(f"{what}: {len(widths)} of {size} samples were read for the widest of them.")
+    numbers = dict.fromkeys(itertools.chain(_widest_first(widths), range(size)))
+    return _not_empty([dataset[number] for number in itertools.islice(numbers, count)], what)
 
 
 def widest_batches(loader: Any, batches: Iterator[Any]) -> str:
@@ -46,14 +47,17 @@ def widest_batches(loader: Any, batches: Iterator[Any]) -> str:
     if not isinstance(size, int):
         return ""
     try:
-        numbers, read = _by_width(loader.dataset, size)
+        widths = _widths(loader.dataset, size)
+        numbers = _widest_first(widths)
         widest, narrowest = numbers[:size], numbers[-size:]
-        if elements(_batch_of(loader, widest)) <= elements(_batch_of(loader, narrowest)):
+        if len(set(widths.values())) < 2 or elements(_batch_of(loader, widest)) <= elements(
+            _batch_of(loader, narrowest)
+        ):
             return ""
     except Exception:  # of the script's code, which is told where the script itself comes to it
         return ""
     give_numbers(batches, lambda own: list(itertools.islice(itertools.cycle(widest), len(own))))
-    of = f"{read} samples that were read of {len(loader.dataset)}"
+    of = f"{len(widths)} samples that were read of {len(loader.dataset)}"
     return f"batches are not equally wide: each is made of the widest of {of}, so that most real steps take less."
 
 
@@ -63,18 +67,22 @@ def _batch_of(loader: Any, numbers: list[int]) -> Any:
     return loader.collate_fn(together(numbers) if together else [data[number] for number in numbers])
 
 
-def _by_width(dataset: Any, count: int) -> tuple[list[int], int]:
-    """Returns numbers of samples, the widest first, and how many samples were looked at."""
+def _widths(dataset: Any, count: int) -> dict[int, int]:
+    """Returns numbers of samples that were looked at, and what they hold."""
     size = len(dataset)
     widths = dict(enumerate(_lengths(dataset) or ()))
     every, until = range(0, size, max(1, -(-size // max(MOST_READ, count)))), time.monotonic() + _MOST_SECONDS
     spread = -(-len(every) // _FIRST_READ)
     for number in () if widths else (each for first in range(spread) for each in every[first::spread]):
-        equal = len(set(widths.values())) == 1
-        if len(widths) >= count and (time.monotonic() > until or (equal and len(widths) >= _FIRST_READ)):
+        equal = len(widths) >= _FIRST_READ and len(set(widths.values())) == 1
+        if equal or (len(widths) >= count and time.monotonic() > until):
             break
         widths[number] = _numbers_in(dataset[number])
-    return sorted(widths, key=lambda number: -widths[number]), len(widths)
+    return widths
+
+
+def _widest_first(widths: dict[int, int]) -> list[int]:
+    return sorted(widths, key=lambda number: -widths[number])
 
 
 def _not_empty(samples: list[Any], what: str) -> list[Any]:

@@ -87,3 +87,15 @@ def test_an_error_of_queued_work_comes_where_the_host_waits():
     with pytest.raises(RuntimeError, match="device-side assert"):
         streams.put(0, fail)
         streams.finish_all()
+
+
+def test_what_another_card_had_queued_is_done():
+    """A tensor that outlives its card asks for it when it is collected."""
+    before, now = Streams(), Streams()
+    for number in range(9):
+        before.put(3, _noting([], number))
+    done = []
+    now.wait(0, before.mark(3))
+    now.put(0, _noting(done, "work"))
+    now.finish_all()
+    assert done == ["work"]
