@@ -51,6 +51,11 @@ def run_watched(
         seen = f"after {watched.steps} training steps" if watched.steps else "before its optimizer stepped"
         if changed or watched.observer.put_on:  # it works as it is
             raise InputError(f"with it the script fails {seen}: {in_words(error)}{line_of(error)}.") from error
+        if isinstance(error, ModuleNotFoundError):
+            raise InputError(
+                f"{path} failed {seen}, with its traceback above: {error}{line_of(error)}. snugfit runs in the Python of "
+                f"{sys.prefix}: install it there, or install snugfit where the script runs."
+            ) from error
         if isinstance(error, PermissionError) and NOT_DONE in str(error):
             raise InputError(
                 f"{path} failed {seen}, with its traceback above: {error}{line_of(error)}. Let it go on without that, for "
