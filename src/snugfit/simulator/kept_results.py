@@ -50,29 +50,25 @@ class LoaderPass:
         """Counts for a moment what all other batches would keep, and returns what to say; empty where that is little."""
         import torch
 
-        left = self._batches - len(self._rows)
-        kept_bytes = math.floor(self._kept_bytes() * max(left, 0))
-        if kept_bytes <= self._recorder.ledger.peak_bytes * _LEAST_SHARE:
+        ledger, left = self._recorder.ledger, self._batches - len(self._rows)
+        each_bytes = self._kept_bytes()
+        if left <= 0 or each_bytes * left <= ledger.peak_bytes * _LEAST_SHARE:
             return ""
-        operator, line = self._largest(kept_bytes // left)
-        torch.empty(kept_bytes, dtype=torch.uint8, device=self._recorder.personality.device)
-        return (
-            f"a pass through {self._batches} batches keeps {format_bytes(kept_bytes // left)} of each on the device, the "
-            f"largest part made by {operator}{f' at {line}' if line else ''}: for those after the first {len(self._rows)}, "
-            f"{format_bytes(kept_bytes)} are counted at its end. Where nobody needs them there, move them to the host as "
-            "they come (eval_accumulation_steps of a Trainer)."
-        )
-
-    def _largest(self, each_bytes: int) -> tuple[str, str]:
-        """Operator and line of the largest result: of what a whole batch has left alive, or of what the last one made.
-
-        `each_bytes`: what a batch keeps; where the first has no such part, all results lie in a tensor that is made anew.
-        """
-        ledger, made = self._recorder.ledger, [0, *(row.storages for row in self._rows)]
-        size, operator, line = ledger.largest_of(range(made[-3], made[-2]))
-        if size * 4 < each_bytes:
+        made = [0, *(row.storages for row in self._rows)]
+        largest_bytes, operator, line = ledger.largest_of(range(made[-3], made[-2]))
+        counted_bytes, joined = each_bytes * left, ""
+        if (
+            largest_bytes * 4 < each_bytes
+        ):  # nothing of the batch before is left: all results lie in one that is made anew
             _, operator, line = ledger.largest_of(range(made[-2], ledger.made))
-        return operator, line
+            counted_bytes, joined = counted_bytes + each_bytes * (self._batches - 1), ", joined anew with all before"
+        torch.empty(math.floor(counted_bytes), dtype=torch.uint8, device=self._recorder.personality.device)
+        each, counted = (format_bytes(math.floor(number)) for number in (each_bytes, counted_bytes))
+        return (
+            f"a pass through {self._batches} batches keeps {each} of each on the device{joined}, the largest part made by "
+            f"{operator}{f' at {line}' if line else ''}: for those after the first {len(self._rows)}, {counted} are counted at "
+            "its end. Where nobody needs them there, move them to the host as they come (eval_accumulation_steps of a Trainer)."
+        )
 
     def _kept_bytes(self) -> float:
         """Bytes that each batch leaves behind: the least of the last two differences between batches of one size."""
