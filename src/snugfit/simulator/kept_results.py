@@ -66,8 +66,9 @@ class LoaderPass:
         each, counted = (format_bytes(math.floor(number)) for number in (each_bytes, counted_bytes))
         return (
             f"a pass through {self._batches} batches keeps {each} of each on the device{joined}, the largest part made by "
-            f"{operator}{f' at {line}' if line else ''}: for those after the first {len(self._rows)}, {counted} are counted at "
-            "its end. Where nobody needs them there, move them to the host as they come (eval_accumulation_steps of a Trainer)."
+            f"{operator}{f' at {line}' if line else ''}: for those after the first {len(self._rows)}, {counted} are counted "
+            "at its end. Where nobody needs them there, move them to the host as they come (eval_accumulation_steps of a "
+            "Trainer)."
         )
 
     def _kept_bytes(self) -> float:
