@@ -180,6 +180,6 @@ class Accuracy(evaluate.Metric):
         kinds = datasets.Features({"predictions": datasets.Value("int32"), "references": datasets.Value("int32")})
         return evaluate.MetricInfo(description="", citation="", features=kinds)
     def _compute(self, predictions, references):
-        return {"accuracy": float((predictions == references).mean())}
+        return {"accuracy": sum(map(int.__eq__, predictions, references)) / len(references)}
 """
     )

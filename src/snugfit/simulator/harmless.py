@@ -16,7 +16,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any, NoReturn
@@ -151,6 +151,8 @@ class _Aside:
         return [*rows, (shutil, "rmtree", nothing), *_without_values(nothing)]
 
 
+_SAVED = b"saved in an estimate as "
+"""What stands in a file in place of tensors, before a number."""
 _open, _copy = builtins.open, shutil.copyfile
 _os = {
     name: getattr(os, name)
@@ -174,17 +176,23 @@ def _without_values(nothing: Callable[..., None]) -> list[Change]:
     import safetensors.torch
     import torch
 
-    load, kept = torch.load, dict[Any, Any]()
-
-    def key(file: Any) -> Any:
-        name = getattr(file, "name", file)
-        return os.path.abspath(name) if isinstance(name, str | os.PathLike) else id(file)  # noqa: PTH100 as above
+    load, kept, numbers = torch.load, dict[int, Any](), dict[Any, int]()
 
     def save(saved: Any, f: Any, *_: Any, **__: Any) -> None:
-        kept[key(f)] = saved
+        is_path = isinstance(f, str | os.PathLike)
+        number = numbers.setdefault(os.path.abspath(f) if is_path else id(f), len(numbers))  # noqa: PTH100 as above
+        kept[number] = saved
+        # A file that may be renamed, measured and loaded.
+        with open(f, "wb") if is_path else nullcontext(f) as file:  # noqa: PTH123 this one is told where to write
+            file.write(b"%s%d" % (_SAVED, number))
 
     def loaded(f: Any, *args: Any, **kwargs: Any) -> Any:
-        return kept[key(f)] if key(f) in kept else load(f, *args, **kwargs)
+        is_path = isinstance(f, str | os.PathLike)
+        with open(f, "rb") if is_path else nullcontext(f) as file:  # noqa: PTH123 as above
+            at = file.tell()
+            mark = file.read(len(_SAVED) + 9)
+            file.seek(at)
+        return kept[int(mark[len(_SAVED) :])] if mark.startswith(_SAVED) else load(f, *args, **kwargs)
 
     writers = [(safetensors.torch, name, nothing) for name in ("save_file", "save_model")]
     return [(torch, "save", save), (torch, "load", loaded), *writers]

@@ -91,11 +91,13 @@ def _answer(path: list[str], folder: str | None, request: bytes, loads: Any) -> 
             return pickle.dumps(("unknown module", (error.name, str(error))))
         except Exception as error:
             return pickle.dumps(("unread", in_words(error)))
-        imported = set(sys.modules)
+        imported, compiles = set(sys.modules), False
         try:
             try:
                 result = function(*args, **kwargs)
             except late_compiler.CompilerNeeded:
+                compiles = True
+            if compiles:  # not in the handler, or each error of the second try would name the first one
                 del function, args, kwargs  # changed in place by now
                 _forget_halves(imported)
                 late_compiler.load()

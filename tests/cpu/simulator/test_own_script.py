@@ -210,7 +210,7 @@ def test_what_a_step_computes_is_that_of_the_last_whole_one(tmp_path, capsys):
 
 def test_nothing_is_left_behind(tmp_path, capsys, monkeypatch):
     leaves = """
-import json, os, shutil, socket, subprocess
+import io, json, os, shutil, socket, subprocess
 from pathlib import Path
 Path("out").mkdir(exist_ok=True)
 os.makedirs("out/deep/er")
@@ -221,8 +221,14 @@ with open("kept.txt", "a") as log:
 assert open("kept.txt").read() == "keptmore"
 os.remove("kept.txt")
 shutil.rmtree("folder")
-torch.save(model.state_dict(), "out/model.pt")
+torch.save(model.state_dict(), "out/new.pt")
+os.replace("out/new.pt", "out/model.pt")
+assert os.path.getsize("out/model.pt")
 model.load_state_dict(torch.load("out/model.pt"))
+buffer = io.BytesIO()
+torch.save(model.state_dict(), buffer)
+buffer.seek(0)
+model.load_state_dict(torch.load(buffer))
 for attempt in (lambda: socket.create_connection(("127.0.0.1", 9)), lambda: subprocess.run(["touch", "made"])):
     try:
         attempt()
