@@ -98,7 +98,7 @@ def record_job(sent: bytes, assume: Any, personality: Personality) -> Recording:
             fake.module(owner, personality.device)
         for optimizer in optimizers:
             fake.optimizer(optimizer, personality.device)
-        with contextlib.suppress(EnoughSeen), replaced(watched.followed_loaders()):
+        with contextlib.suppress(EnoughSeen), replaced(watched.loaders.followed()):
             job.train(personality.device)
         if not watched.steps:
             raise InputError("the trainer took no step of an optimizer of torch.optim, so there is nothing to look at.")

@@ -5,12 +5,15 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import sys
 from typing import Any
 
 from snugfit.units import format_bytes
 
 _LEAST_SHARE = 0.02
 """Part of the peak that the batches which are left out must keep to count."""
+_MOST_BATCHES = 32
+"""Batches of an evaluation that are gone through while each keeps something; before the first step all are."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -46,39 +49,58 @@ class LoaderPass:
         ledger = self._recorder.ledger
         self._rows.append(_Processed(len(self._rows), step, elements(batch), ledger.allocated_bytes, ledger.made))
 
+    @property
+    def _after_steps(self) -> list[_Processed]:
+        return [after for before, after in itertools.pairwise(self._rows) if after.step != before.step]
+
+    def goes_on(self) -> bool:
+        """Returns whether more batches have to be seen to know if what is kept of each has an end: a queue is full soon."""
+        if self._rows[-1].step == 0:  # features that training is to read
+            return self._kept_bytes() > 0
+        return self._is_much and not self._after_steps and len(self._rows) < _MOST_BATCHES
+
+    @property
+    def _left(self) -> int:
+        return max(self._batches - len(self._rows), 0)
+
+    @property
+    def _is_much(self) -> bool:
+        peak_bytes: int = self._recorder.ledger.peak_bytes
+        return self._kept_bytes() * self._left > peak_bytes * _LEAST_SHARE
+
     def end(self) -> str:
         """Counts for a moment what all other batches would keep, and returns what to say; empty where that is little."""
         import torch
 
-        ledger, left = self._recorder.ledger, self._batches - len(self._rows)
-        each_bytes = self._kept_bytes()
-        if left <= 0 or each_bytes * left <= ledger.peak_bytes * _LEAST_SHARE:
+        if not self._is_much:
             return ""
+        each_bytes, ledger = self._kept_bytes(), self._recorder.ledger
         made = [0, *(row.storages for row in self._rows)]
         largest_bytes, operator, line = ledger.largest_of(range(made[-3], made[-2]))
-        counted_bytes, joined = each_bytes * left, ""
-        if (
-            largest_bytes * 4 < each_bytes
-        ):  # nothing of the batch before is left: all results lie in one that is made anew
+        if largest_bytes * 4 < each_bytes:  # nothing of the batch before is left: results lie in one that is made anew
             _, operator, line = ledger.largest_of(range(made[-2], ledger.made))
-            counted_bytes, joined = counted_bytes + each_bytes * (self._batches - 1), ", joined anew with all before"
-        torch.empty(math.floor(counted_bytes), dtype=torch.uint8, device=self._recorder.personality.device)
-        each, counted = (format_bytes(math.floor(number)) for number in (each_bytes, counted_bytes))
+        each, left = format_bytes(math.floor(each_bytes)), format_bytes(math.floor(each_bytes * self._left))
+        if self._after_steps:  # which a step's own peak would come on top of; how many there are, the script may decide
+            how = f"the {self._left} behind those that are estimated would take {left} more, which is not counted"
+        else:
+            # Who keeps results joins them in the end, or with each batch anew: then all are there twice.
+            counted_bytes = math.floor(each_bytes * (self._left + self._batches))
+            torch.empty(counted_bytes, dtype=torch.uint8, device=self._recorder.personality.device)
+            how = (
+                f"for those after the first {len(self._rows)}, and for joining all, {format_bytes(counted_bytes)} are "
+                "counted at its end"
+            )
+        own = " (eval_accumulation_steps of a Trainer)" if "transformers.trainer" in sys.modules else ""
         return (
-            f"a pass through {self._batches} batches keeps {each} of each on the device{joined}, the largest part made by "
-            f"{operator}{f' at {line}' if line else ''}: for those after the first {len(self._rows)}, {counted} are counted "
-            "at its end. Where nobody needs them there, move them to the host as they come (eval_accumulation_steps of a "
-            "Trainer)."
+            f"a pass through {self._batches} batches keeps {each} of each on the device, the largest part made by "
+            f"{operator}{f' at {line}' if line else ''}: {how}. Where nobody needs them there, keep them without their "
+            f"graph and move them to the host as they come{own}."
         )
 
     def _kept_bytes(self) -> float:
-        """Bytes that each batch leaves behind: the least of the last two differences between batches of one size."""
-        rows = self._rows
-        after_steps = [after for before, after in itertools.pairwise(rows) if after.step != before.step]
-        rows = (after_steps if len(after_steps) > 1 else rows)[-3:]
-        if len(rows) < 2 or any(after.elements > before.elements for before, after in itertools.pairwise(rows)):
+        """Bytes that each batch leaves behind: the least difference between batches of one size."""
+        rows = self._after_steps or self._rows
+        pairs = list(itertools.pairwise(rows))
+        if not pairs or any(after.elements > before.elements for before, after in pairs):
             return 0.0
-        return min(
-            (after.alive_bytes - before.alive_bytes) / (after.number - before.number)
-            for before, after in itertools.pairwise(rows)
-        )
+        return min((after.alive_bytes - before.alive_bytes) / (after.number - before.number) for before, after in pairs)

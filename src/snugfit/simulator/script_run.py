@@ -39,11 +39,17 @@ def run_watched(
     except SnugfitError:
         raise
     except Exception as error:
+        if watched.steps >= STEPS and (isinstance(error, StopIteration) or "raised StopIteration" in str(error)):
+            watched.notes.append(
+                f"{path} asks for batches by next(), and loaders end early in an estimate: what it does behind its steps is "
+                "not part of it."
+            )
+            return
         print_error(error, path)
         if watched.steps >= STEPS:
             watched.notes.append(
                 f"{path} failed after the steps that are estimated, with its traceback above: {type(error).__name__}"
-                f"{line_of(error)}. What it does later is not part of the estimate."
+                f"{line_of(error)}. What it does later is not part of the estimate, in which loaders end early."
             )
             return
         if isinstance(error, KeyError) and error.args and error.args[0] in VARIABLES:

@@ -143,6 +143,11 @@ class Observer:
         candidates = [one for at, other in enumerate(frames) if _is_own(other) for one in _candidates(other, at)]
         return (_place(frames[0]) if frames and _is_own(frames[0]) else None), candidates
 
+    @property
+    def waiting(self) -> bool:
+        """Whether there are optimizers that have not stepped."""
+        return bool(self._made)
+
     def stepped(self, optimizer: Any, modules: Any) -> None:
         """Takes down where an optimizer was made and what its models are called; `modules`: the recorder's."""
         from snugfit.training.given_optimizer import name_of

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from snugfit.attributes import Change, replaced
 from snugfit.errors import InputError
-from snugfit.simulator.kept_results import LoaderPass
+from snugfit.simulator.early_ends import early_ends
 from snugfit.simulator.script import EnoughSeen
 from snugfit.simulator.script_seen import Observer
-from snugfit.simulator.widest_samples import widest_batches
+from snugfit.simulator.watched_loaders import WatchedLoaders, trains
 from snugfit.workload import CUSTOM_OPTIMIZER, Workload
 
 if TYPE_CHECKING:
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 STEPS = 3
 """Optimizer steps that are recorded: state appears in the first, and the last is bounded by a step on either side."""
+MOST_STEPS = 12
+"""Steps of an optimizer after which another one, made as well, is no longer waited for."""
 MOST_CALLS = 2000
 """Calls of the model after which a script that has not stepped is given up."""
-BATCHES = 3
-"""Batches that a loader gives once the steps were seen: accelerate's ask for one ahead, and what is kept shows in two."""
 BY_HAND = (
     "the script updates its weights by hand (it made no optimizer of torch.optim): each backward pass counts as one step, "
     "also where several are gathered for one update."
@@ -57,14 +57,16 @@ class WatchedScript:
         self._untrained: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         """Models that were not called in training so far, and their parameters."""
         self._counts: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-        self._recorder: Any = None
+        self.recorder: Any = None
+        """What it is recorded by; None where it runs for real."""
         self._around = ExitStack()
         self._calls = self._passes = 0
         self._trained_by_step = [0]
         """Calls of models that are trained, by step."""
         self._in_forward = self._in_backward = False
-        self._cut = False
-        """Whether the last loader that was begun was ended early: what was asked for ahead is still to come."""
+        self._skips = False
+        """Whether a step is to leave the weights."""
+        self.loaders = WatchedLoaders(self)
 
     @property
     def parameters(self) -> int:
@@ -76,6 +78,11 @@ class WatchedScript:
         """What is learned, as far as fidelity depends on it."""
         names = {one.algorithm for one in self.observer.seen.optimizers}
         return Workload.from_mapping({**self.traits, "optimizer": names.pop() if len(names) == 1 else CUSTOM_OPTIMIZER})
+
+    def note(self, said: str) -> None:
+        """Takes down what a reader of the estimate must know, once."""
+        if said not in self.notes:
+            self.notes.append(said)
 
     def uneven_steps(self, answered: Iterable[str]) -> Iterator[str]:
         """Yields what to say where steps call the model more or less often and values that decide it may be assumed.
@@ -105,14 +112,14 @@ class WatchedScript:
 
     def follow(self, recorder: Any) -> None:
         """Tells a recorder of what is seen."""
-        self._recorder = recorder
+        self.recorder = recorder
 
     def changes(self) -> list[Change]:
         """Returns what makes a script's loaders end, and what notes its optimizers and its backward passes."""
         import torch
 
         passes = (torch.autograd, "backward", self._counting(torch.autograd.backward))
-        return [*self._shorter_loaders(), *self.observer.changes(), passes]
+        return [*self.loaders.ending_early(), *self.observer.changes(), passes]
 
     def _counting(self, backward: Any) -> Any:
         """Returns `torch.autograd.backward` that counts where no optimizer does, and marks phases for a search."""
@@ -140,33 +147,33 @@ class WatchedScript:
 
     @contextmanager
     def _marked_backward(self) -> Iterator[None]:
-        if not self._for_plan or self._recorder is None:
+        if not self._for_plan or self.recorder is None:
             yield
             return
         self._end_forward()
-        self._recorder.on_phase("backward", True)
+        self.recorder.on_phase("backward", True)
         try:
             yield
         finally:
-            self._recorder.on_phase("backward", False)
+            self.recorder.on_phase("backward", False)
 
     def _end_forward(self) -> None:
         if self._in_forward:
-            self._recorder.on_phase("forward", False)
+            self.recorder.on_phase("forward", False)
             self._in_forward = False
 
     def _entered(self, module: torch.nn.Module, inputs: tuple[Any, ...]) -> None:
         """Names a model that is called from outside of all modules for the first time."""
-        recorder = self._recorder
-        if recorder is None or recorder.modules.stack:
+        recorder = self.recorder
+        if recorder is None or recorder.modules.stack or self.loaders.read_widths:
             return
         if next(module.parameters(), None) is None:  # a loss function, say, or a transform of a data set
             return
-        if self._for_plan and not self._in_forward and not self._in_backward and _trains():
+        if self._for_plan and not self._in_forward and not self._in_backward and trains():
             self._in_forward = True
             recorder.on_phase("forward", True)
         self._calls += 1
-        self._trained_by_step[-1] += _trains()
+        self._trained_by_step[-1] += trains()
         if self._calls > MOST_CALLS and not self.steps:
             raise InputError(
                 f"the script has called its model {MOST_CALLS} times and no optimizer of torch.optim has stepped: there is "
@@ -175,7 +182,7 @@ class WatchedScript:
             )
         if not recorder.modules.knows(module):
             self._meets(module, inputs)
-        if _trains():
+        if trains():
             self._trained_parameters += self._untrained.pop(module, 0)
 
     def _meets(self, module: torch.nn.Module, inputs: Any) -> None:
@@ -188,15 +195,15 @@ class WatchedScript:
         if self._for_plan:
             self.switchable += switchable(module)
             self.traits = {name: found or self.traits.get(name, False) for name, found in model_traits(module).items()}
-        self._recorder.watch(module)
+        self.recorder.watch(module)
         # Taken down here and now: the model is gone when the script has ended.
-        found = weights_of(module, self._recorder.modules.name_of(module))
+        found = weights_of(module, self.recorder.modules.name_of(module))
         for owner, size in found["weight_bytes"].items():
             self.weight_bytes[owner] = self.weight_bytes.get(owner, 0) + size
         self._all_parameters += found["parameters"]
         self._untrained[module] = found["parameters"]
         self.expert_modules += expert_modules(module)
-        self.block_names = self._recorder.modules.block_names
+        self.block_names = self.recorder.modules.block_names
         if inputs or self.batch_shape:
             self.batch_shape = self.batch_shape or shape_in_words([inputs])
             return
@@ -208,73 +215,39 @@ class WatchedScript:
         hook = module.register_forward_pre_hook(called, with_kwargs=True)  # of its next call
 
     def _before_step(self, optimizer: Any, *_: Any) -> None:
-        if self._counts.get(optimizer, 0) >= STEPS:
-            if not self._cut:
+        self._skips = self._counts.get(optimizer, 0) >= STEPS and self.enough
+        if self._skips:
+            if not self.loaders.one_ahead:
                 raise EnoughSeen
-            self._cut = False
+            self.loaders.one_ahead = False
             optimizer.zero_grad()  # leaves no update of a batch that accelerate asked for ahead; an evaluation may follow
-        elif self._recorder is not None:
+        elif self.recorder is not None:
             self._end_forward()
-            self.observer.stepped(optimizer, self._recorder.modules)
+            self.observer.stepped(optimizer, self.recorder.modules)
 
     def _after_step(self, optimizer: Any, *_: Any) -> None:
-        if self._counts.get(optimizer, 0) < STEPS:
+        if not self._skips:
             self._counts[optimizer] = self._counts.get(optimizer, 0) + 1
             self._reached(self._counts[optimizer])
 
+    @property
+    def enough(self) -> bool:
+        """Whether the steps were seen: of a second optimizer, which may step less often, two."""
+        if not STEPS <= self.steps < MOST_STEPS:
+            return self.steps >= STEPS
+        return not self.observer.waiting and all(count > 1 for count in self._counts.values())
+
     def _reached(self, steps: int) -> None:
         if not self.steps:
-            self._around.enter_context(replaced(_savers()))
+            self._around.enter_context(replaced([*_savers(), *early_ends(lambda: self.loaders.ended_early)]))
         if steps > self.steps:
             self._trained_by_step.append(0)
         self.steps = max(self.steps, steps)
-        if self._recorder is not None and self.steps != self._recorder.step:
-            self._recorder.step = self.steps
+        self.loaders.passes.clear()
+        if self.recorder is not None and self.steps != self.recorder.step:
+            self.recorder.step = self.steps
             for entered in (True, False):  # where a step begins, for what is read off by steps
-                self._recorder.on_phase("data", entered)
-
-    def _shorter_loaders(self) -> list[Change]:
-        """Returns what makes loaders read in this process, and end when the steps were seen."""
-        from torch.utils.data import DataLoader
-
-        make, each = DataLoader.__init__, DataLoader.__iter__
-
-        def made(loader: Any, *args: Any, **settings: Any) -> None:
-            alone = {"num_workers": 0, "timeout": 0, "prefetch_factor": None, "persistent_workers": False}
-            make(loader, *args[:5], **{**settings, **alone, "multiprocessing_context": None})
-
-        def batches(loader: Any) -> Iterator[Any]:
-            self._cut = False
-            begun, read = self.steps >= STEPS, each(loader)
-            if (said := widest_batches(loader, read)) and said not in self.notes:
-                self.notes.append(said)
-            for number, batch in enumerate(read):
-                if number >= BATCHES and (begun or self.steps >= STEPS or not _trains()):
-                    self._cut = True
-                    return
-                yield batch
-
-        return [(DataLoader, "__init__", made), (DataLoader, "__iter__", self._followed(batches))]
-
-    def followed_loaders(self) -> list[Change]:
-        """Returns what takes down passes through loaders."""
-        from torch.utils.data import DataLoader
-
-        return [(DataLoader, "__iter__", self._followed(DataLoader.__iter__))]
-
-    def _followed(self, each: Callable[[Any], Iterator[Any]]) -> Callable[[Any], Iterator[Any]]:
-        def batches(loader: Any) -> Iterator[Any]:
-            if self._recorder is None:
-                yield from each(loader)
-                return
-            seen = LoaderPass(loader, self._recorder)
-            for batch in each(loader):
-                yield batch
-                seen.processed(batch, self.steps)
-            if said := seen.end():
-                self.notes.append(said)
-
-        return batches
+                self.recorder.on_phase("data", entered)
 
 
 def _savers() -> list[Change]:
@@ -288,9 +261,3 @@ def _savers() -> list[Change]:
 
 
 _SAVERS = (("transformers.modeling_utils", "PreTrainedModel"), ("peft.peft_model", "PeftModel"))
-
-
-def _trains() -> bool:
-    import torch
-
-    return torch.is_grad_enabled()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -12,9 +13,14 @@ from snugfit.errors import InputError, note
 MOST_READ = 2048
 """Samples that are read of a data set whose lengths are not in a table; more are passed over evenly."""
 _FIRST_READ = 64
-"""Those that are read first; where they are equally wide, all others are taken to be."""
+"""Those that are read at least; where they are equally wide and take their time, all others are taken to be."""
+_SECONDS_OF_EQUAL = 0.3
+"""Seconds after which no more are read of samples that are equally wide so far."""
 _MOST_SECONDS = 3.0
 """Seconds after which no more are read."""
+_MOST_SIDES = 64
+"""Sides of a sample's tensors that are looked at one by one."""
+_Leaves = tuple[tuple[int, ...], ...]
 
 
 def widest_samples(dataset: Any, count: int, what: str = "train_dataset") -> list[Any]:
@@ -27,38 +33,51 @@ def widest_samples(dataset: Any, count: int, what: str = "train_dataset") -> lis
         size = len(dataset)
     except TypeError:  # a stream
         return _not_empty(list(itertools.islice(iter(dataset), count)), what)
-    widths = _widths(dataset, count)
+    widths = _widths(dataset, count, range(size))
     if 0 < len(widths) < size:
         note(f"{what}: {len(widths)} of {size} samples were read for the widest of them.")
     numbers = dict.fromkeys(itertools.chain(_widest_first(widths), range(size)))
     return _not_empty([dataset[number] for number in itertools.islice(numbers, count)], what)
 
 
-def widest_batches(loader: Any, batches: Iterator[Any]) -> str:
-    """Makes the batches of a loader those of its widest samples, and returns what to say; empty where all are as wide.
+def widest_batches(loader: Any) -> tuple[list[int], str]:
+    """Returns the samples that make a loader's widest batch and what to say of them; none where all are as wide.
 
-    `batches`: a pass through the loader that has not begun. Streams, and batches whose size the samples decide, are left
-    as they are.
+    Streams, and batches whose size the samples decide, have none.
     """
-    from snugfit.private_torch import give_numbers
     from snugfit.training.fallbacks import elements
 
-    size = getattr(loader.batch_sampler, "batch_size", None)
-    if not isinstance(size, int):
-        return ""
     try:
-        widths = _widths(loader.dataset, size)
-        numbers = _widest_first(widths)
-        widest, narrowest = numbers[:size], numbers[-size:]
-        if len(set(widths.values())) < 2 or elements(_batch_of(loader, widest)) <= elements(
-            _batch_of(loader, narrowest)
-        ):
-            return ""
+        numbers = _numbers_of(loader)
+        size = 0 if numbers is None else loader.batch_sampler.batch_size
+        widths = _widths(loader.dataset, size, numbers) if numbers else {}
+        if len(set(widths.values())) < 2:
+            return [], ""
+        order = _widest_first(widths)
+        widest, narrowest = order[:size], order[-1:] * len(order[:size])
+        if elements(_batch_of(loader, widest)) <= elements(_batch_of(loader, narrowest)):
+            return [], ""
     except Exception:  # of the script's code, which is told where the script itself comes to it
-        return ""
-    give_numbers(batches, lambda own: list(itertools.islice(itertools.cycle(widest), len(own))))
+        return [], ""
     of = f"{len(widths)} samples that were read of {len(loader.dataset)}"
-    return f"batches are not equally wide: each is made of the widest of {of}, so that most real steps take less."
+    return widest, (
+        f"batches are not equally wide: each is made of the widest of {of}, so that most real steps may take less."
+    )
+
+
+def _numbers_of(loader: Any) -> Sequence[int] | None:
+    """The samples that a loader may draw; None where another sampler than torch's says how many make a batch."""
+    from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
+
+    batches = loader.batch_sampler
+    while hasattr(batches, "batch_sampler"):  # accelerate's shares
+        batches = batches.batch_sampler
+    if type(batches) is not BatchSampler:
+        return None
+    size = len(loader.dataset)
+    if isinstance(batches.sampler, RandomSampler | SequentialSampler):
+        return range(size)
+    return sorted(set(itertools.islice(iter(batches.sampler), size)))
 
 
 def _batch_of(loader: Any, numbers: list[int]) -> Any:
@@ -67,22 +86,36 @@ def _batch_of(loader: Any, numbers: list[int]) -> Any:
     return loader.collate_fn(together(numbers) if together else [data[number] for number in numbers])
 
 
-def _widths(dataset: Any, count: int) -> dict[int, int]:
-    """Returns numbers of samples that were looked at, and what they hold."""
-    size = len(dataset)
-    widths = dict(enumerate(_lengths(dataset) or ()))
-    every, until = range(0, size, max(1, -(-size // max(MOST_READ, count)))), time.monotonic() + _MOST_SECONDS
+def _widths(dataset: Any, count: int, among: Sequence[int]) -> dict[int, _Leaves]:
+    """Returns numbers of samples that were looked at, and the sizes of what they hold.
+
+    `count`: as many are looked at, however long that takes, where they differ.
+    `among`: numbers of samples.
+    """
+    lengths = _lengths(dataset)
+    if lengths is not None:
+        return {number: ((lengths[number],),) for number in among}
+    every, began = among[:: max(1, -(-len(among) // max(MOST_READ, count)))], time.monotonic()
     spread = -(-len(every) // _FIRST_READ)
-    for number in () if widths else (each for first in range(spread) for each in every[first::spread]):
+    widths: dict[int, _Leaves] = {}
+    for number in (each for first in range(spread) for each in every[first::spread]):
+        seconds = time.monotonic() - began
         equal = len(widths) >= _FIRST_READ and len(set(widths.values())) == 1
-        if equal or (len(widths) >= count and time.monotonic() > until):
+        if seconds > (_SECONDS_OF_EQUAL if equal else _MOST_SECONDS) and (equal or len(widths) >= count):
             break
-        widths[number] = _numbers_in(dataset[number])
+        widths[number] = tuple(_leaves(dataset[number]))
     return widths
 
 
-def _widest_first(widths: dict[int, int]) -> list[int]:
-    return sorted(widths, key=lambda number: -widths[number])
+def _widest_first(widths: dict[int, _Leaves]) -> list[int]:
+    """Samples by the numbers in them; behind the first those that are longest in one direction, as padding adds these up."""
+    order = sorted(widths, key=lambda number: -sum(map(math.prod, widths[number])))
+    sides = {number: tuple(itertools.chain(*widths[number])) for number in order}
+    longest = [
+        max(order, key=lambda number: sides[number][side] if side < len(sides[number]) else -1)
+        for side in range(min(_MOST_SIDES, max(map(len, sides.values()), default=0)))
+    ]
+    return list(dict.fromkeys([*order[:1], *longest, *order]))
 
 
 def _not_empty(samples: list[Any], what: str) -> list[Any]:
@@ -103,17 +136,21 @@ def _lengths(dataset: Any) -> Sequence[int] | None:
     return lengths
 
 
-def _numbers_in(sample: Any) -> int:
-    """Numbers in the tensors, arrays, lists and texts of a sample."""
-    if hasattr(sample, "numel"):
-        return int(sample.numel())
-    if isinstance(sample, str):  # which becomes tokens where a batch is made
-        return len(sample)
-    if isinstance(sample, dict):
-        return sum(_numbers_in(value) for value in sample.values())
-    if isinstance(sample, list | tuple):
-        return sum(_numbers_in(value) for value in sample)
-    size = getattr(sample, "size", 1)  # an array; an image has a pair
-    if isinstance(size, tuple):
-        return int(size[0] * size[1])
-    return size if isinstance(size, int) else 1
+def _leaves(sample: Any) -> Iterator[tuple[int, ...]]:
+    """Yields the sizes of the tensors, arrays, lists of numbers and texts in a sample; each number is one."""
+    from snugfit.techniques.batches import held_by
+
+    shape, size = getattr(sample, "shape", None), getattr(sample, "size", None)
+    if isinstance(shape, tuple):
+        yield tuple(shape)
+    elif isinstance(sample, str) or (_is_list(sample) and isinstance(sample[0], int | float)):  # texts become tokens
+        yield (len(sample),)
+    elif (parts := held_by(sample)) is not None:
+        for part in parts.values():
+            yield from _leaves(part)
+    else:
+        yield size if isinstance(size, tuple) else ()  # an image has a pair
+
+
+def _is_list(sample: Any) -> bool:
+    return isinstance(sample, list | tuple) and bool(sample)

@@ -37,7 +37,7 @@ def map_tensors(
     """
     if is_leaf(batch):
         return change(batch)
-    held = _held_by(batch)
+    held = held_by(batch)
     if held is None:
         return batch
     return _made_of(batch, {name: map_tensors(value, change, is_leaf) for name, value in held.items()})
@@ -48,7 +48,7 @@ def tensors_of(batch: Any) -> Iterator[Tensor]:
     if isinstance(batch, Tensor):
         yield batch
         return
-    for part in (_held_by(batch) or {}).values():
+    for part in (held_by(batch) or {}).values():
         yield from tensors_of(part)
 
 
@@ -78,7 +78,7 @@ def parts_of(tensor: Tensor) -> list[Tensor]:
     return []  # oneDNN's own
 
 
-def _held_by(batch: Any) -> dict[Any, Any] | None:
+def held_by(batch: Any) -> dict[Any, Any] | None:
     """What a part of a batch contains, by key or index; None where it is not a container that a batch is made of."""
     if isinstance(batch, PackedSequence):
         return {name: getattr(batch, name) for name in ("data", "sorted_indices", "unsorted_indices")}
@@ -143,7 +143,7 @@ def _outside_of_sequences(batch: Any) -> Iterator[Tensor]:
     if isinstance(batch, Tensor):
         yield batch
     elif not isinstance(batch, PackedSequence):
-        for part in (_held_by(batch) or {}).values():
+        for part in (held_by(batch) or {}).values():
             yield from _outside_of_sequences(part)
 
 
@@ -153,7 +153,7 @@ def why_uncut(batch: Any) -> str | None:
         return None if batch.layout == torch.strided else "a sparse matrix"
     if isinstance(batch, PackedSequence):
         return "a PackedSequence"
-    parts = _held_by(batch)
+    parts = held_by(batch)
     if not isinstance(batch, Mapping | tuple | list) and not dataclasses.is_dataclass(batch) and _is_holder(batch):
         return f"a {type(batch).__name__}"
     tensor = first_tensor(batch)

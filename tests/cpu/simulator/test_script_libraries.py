@@ -95,7 +95,7 @@ class Texts(torch.utils.data.Dataset):
 
 sizes = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 256, "vocab_size": 100}
 model = BertForTokenClassification(BertConfig(**sizes, num_labels=50))
-arguments = TrainingArguments("out", eval_strategy="epoch", report_to=[])
+arguments = TrainingArguments("out", eval_strategy="steps", eval_steps=50, report_to=[])
 trainer = Trainer(model=model, args=arguments, train_dataset=Texts(), eval_dataset=Texts(), compute_metrics=lambda _: {})
 trainer.train()
 """
@@ -107,3 +107,36 @@ def test_a_trainer_that_keeps_what_it_predicts_is_told(tmp_path):
     done = run_command("estimate", "--device", "rtx-4090", "train.py", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "a pass through 100 batches keeps" in done.stderr and "eval_accumulation_steps" in done.stderr
+
+
+LIGHTNING = """
+import lightning, torch
+from torch import nn
+
+class Model(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+
+    def training_step(self, batch, number):
+        return self.net(batch[0]).mean()
+
+    def validation_step(self, batch, number):
+        return self.net(batch[0].repeat(64, 1)).mean()
+
+    def configure_optimizers(self):
+        return torch.optim.AdamW(self.parameters())
+
+data = torch.utils.data.TensorDataset(torch.randn(640, 64))
+loaders = [torch.utils.data.DataLoader(data, batch_size=64) for _ in range(2)]
+quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "num_sanity_val_steps": 0}
+lightning.Trainer(max_epochs=2, **quiet).fit(Model(), *loaders)
+"""
+
+
+def test_lightning_s_validation_behind_an_epoch_is_seen(tmp_path):
+    pytest.importorskip("lightning")
+    (tmp_path / "train.py").write_text(LIGHTNING)
+    found = document(["estimate", "--device", "cpu", "--json", "train.py"], tmp_path)
+    whole = document(["profile", "--json", "--no-advice", "--steps", "1000", "train.py"], tmp_path)
+    assert found["peak_allocated_bytes"] == pytest.approx(whole["allocator_peak_bytes"], rel=0.005)

@@ -1,0 +1,123 @@
+"""The loaders of a training script that is watched: what they give, and when they end."""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections import Counter
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from snugfit.attributes import Change
+from snugfit.simulator.kept_results import LoaderPass
+from snugfit.simulator.script import EnoughSeen
+from snugfit.simulator.widest_samples import widest_batches
+
+if TYPE_CHECKING:
+    from snugfit.simulator.watched_script import WatchedScript
+
+BATCHES = 3
+"""Batches that a loader gives once the steps were seen: accelerate's ask for one ahead, and what is kept shows in two."""
+MOST_PASSES = 8
+"""Passes through a data set after which no further step is waited for."""
+
+
+class WatchedLoaders:
+    """The loaders of a run of a script."""
+
+    def __init__(self, watched: WatchedScript) -> None:
+        """Has seen none."""
+        self._watched = watched
+        self.one_ahead = self.ended_early = False
+        """Whether the last one that was begun was ended early, so that a batch may be to come that was asked for ahead; and
+        whether one was at all."""
+        self.read_widths = False
+        """Whether samples are read now to see how wide they are, and not to train."""
+        self.passes: Counter[int] = Counter()
+        """Passes through a data set since the last step."""
+        self._widest: weakref.WeakKeyDictionary[Any, tuple[list[int], str]] = weakref.WeakKeyDictionary()
+
+    def ending_early(self) -> list[Change]:
+        """Returns what makes loaders read in this process, give the widest batches and end when the steps were seen."""
+        from torch.utils.data import DataLoader
+
+        make, each = DataLoader.__init__, DataLoader.__iter__
+
+        def made(loader: Any, *args: Any, **settings: Any) -> None:
+            alone = {"num_workers": 0, "timeout": 0, "prefetch_factor": None, "persistent_workers": False}
+            make(loader, *args[:5], **{**settings, **alone, "multiprocessing_context": None})
+
+        return [
+            (DataLoader, "__init__", made),
+            (DataLoader, "__iter__", lambda loader: _Batches(loader, self._until_enough(loader, each(loader)))),
+        ]
+
+    def followed(self) -> list[Change]:
+        """Returns what takes down whole passes through loaders."""
+        from torch.utils.data import DataLoader
+
+        each = DataLoader.__iter__
+        return [(DataLoader, "__iter__", lambda loader: self._pass_through(loader, each(loader)))]
+
+    def _until_enough(self, loader: Any, batches: Any) -> Iterator[Any]:
+        from snugfit.private_torch import give_numbers
+
+        self.one_ahead = False
+        self.passes[id(loader.dataset)] += 1
+        if self._watched.enough and self.passes[id(loader.dataset)] > MOST_PASSES:  # no step comes of so few batches
+            raise EnoughSeen
+        widest, said = self._widest_of(loader)
+        if said:
+            give_numbers(batches, lambda own: list(itertools.islice(itertools.cycle(widest), len(own))))
+            self._watched.note(said)
+        yield from self._pass_through(loader, batches, may_end=True)
+
+    def _pass_through(self, loader: Any, batches: Any, may_end: bool = False) -> Iterator[Any]:
+        watched = self._watched
+        begun = watched.enough
+        seen = None if watched.recorder is None else LoaderPass(loader, watched.recorder)
+        for number, batch in enumerate(batches):
+            ends = may_end and number >= BATCHES and (begun or watched.enough or not trains())
+            if ends and not (seen is not None and seen.goes_on()):
+                self.one_ahead = self.ended_early = True
+                break
+            yield batch
+            if seen is not None:
+                seen.processed(batch, watched.steps)
+        if seen is not None and (said := seen.end()):
+            watched.note(said)
+
+    def _widest_of(self, loader: Any) -> tuple[list[int], str]:
+        """The samples of the widest batch of a loader, read once for each data set that can be told from others."""
+        self.read_widths = True
+        try:
+            if loader.dataset not in self._widest:
+                self._widest[loader.dataset] = widest_batches(loader)
+            return self._widest[loader.dataset]
+        except TypeError:  # a list, say, of which there are no weak references
+            return widest_batches(loader)
+        finally:
+            self.read_widths = False
+
+
+def trains() -> bool:
+    """Returns whether what is computed now may be differentiated."""
+    import torch
+
+    return torch.is_grad_enabled()
+
+
+class _Batches:
+    """A pass through a loader, which says how long it is, as torch's does."""
+
+    def __init__(self, loader: Any, batches: Iterator[Any]) -> None:
+        self._loader, self._batches = loader, batches
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._batches
+
+    def __next__(self) -> Any:
+        return next(self._batches)
+
+    def __len__(self) -> int:
+        return len(self._loader)
