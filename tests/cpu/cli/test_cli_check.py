@@ -165,4 +165,4 @@ def test_a_script_that_trains_on_the_host_is_not_checked(tmp_path, capsys):
     assert main(["check", "--fits", "rtx-3060-12gb", str(tmp_path / "train.py")]) == 2
     assert "there is nothing to check" in capsys.readouterr().err
     assert main(["check", "--fits", "cpu", "--budget", "1GiB", str(tmp_path / "train.py")]) == 0
-    assert "the first 3 steps (longer batches" in capsys.readouterr().out
+    assert "the first 3 steps (what is done only later" in capsys.readouterr().out
