@@ -93,7 +93,8 @@ def _why_on(space: Space, best: Probe, name: str, capacity_bytes: int) -> str:
         plain = getattr(Recipe(), name)
         without = min(probe.need_bytes for probe in space.usable() if getattr(probe.recipe, name) == plain)
         if without > capacity_bytes:
-            text += f"; nothing that was simulated without it needs less than {format_bytes(without)}"
+            text += f"; nothing that was simulated without it needs less than {format_bytes(without)}, and "
+            text += f"{format_bytes(capacity_bytes)} of the budget are for tensors"
     return text + "."
 
 

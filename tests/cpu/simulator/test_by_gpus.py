@@ -31,6 +31,22 @@ def test_a_table_of_cards_and_numbers(capsys):
     assert "1 GPU" in text and "4 GPUs" in text and "not possible" in text and "cannot be shared by 4 GPUs" in text
 
 
+def tied():
+    layers = nn.Sequential(*(nn.Sequential(nn.Linear(32, 32), nn.ReLU()) for _ in range(3)))
+    layers[2][0].weight = layers[0][0].weight
+    return layers
+
+
+def test_weights_tied_across_units_are_refused_as_in_a_run(pool):
+    sizes, batch = (
+        {"loss": nn.functional.mse_loss, "gpus": 2, "device": "cpu"},
+        (torch.zeros(4, 32), torch.zeros(4, 32)),
+    )
+    with pytest.raises(InputError, match="is tied to a weight of another unit"):
+        snugfit.estimate(tied, batch, recipe=snugfit.Recipe(shard="full"), **sizes)
+    snugfit.estimate(tied, batch, **sizes)
+
+
 class Branched(nn.Module):
     """A block in which the order of calls is not that of definition, so that a unit is gathered in vain."""
 

@@ -8,6 +8,7 @@ processes (`ranks.py`). Where nothing is shared out, the model stays as it is.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -52,7 +53,7 @@ def spread(model: nn.Module, setup: Setup, loss: nn.Module | None) -> Reducer:
     if recipe.shard == "none":
         arrive(model)
     else:
-        check_shareable(model)
+        check_shareable(model, units(model, recipe.shard_unit))
         offload = OffloadPolicy()
         if recipe.offload_parameters == "all":
             offload = CPUOffloadPolicy(pin_memory=kind_of(setup.device).page_locked)
@@ -80,8 +81,20 @@ def spread(model: nn.Module, setup: Setup, loss: nn.Module | None) -> Reducer:
     return Reducer(model, ranks, dtype=dtype, at_once=recipe.step_in_backward, outside=outside)
 
 
-def check_shareable(model: nn.Module) -> None:
-    """Raises `InputError` for what torch cannot share out, or would lose without saying so."""
+def check_shareable(model: nn.Module, units: Sequence[nn.Module]) -> None:
+    """Raises `InputError` for what torch cannot share out, or would lose without saying so.
+
+    `units`: modules that are collected one at a time, inner ones first.
+    """
+    unit_of: dict[nn.Module, nn.Module] = {}
+    for unit in (*units, model):
+        unit_of = dict.fromkeys(unit.modules(), unit) | unit_of
+    holders: dict[Tensor, nn.Module] = {}
+    names = {module: name for name, module in model.named_modules()}
+    for module, unit in unit_of.items():
+        for name, weight in module.named_parameters(names[module], recurse=False):
+            if holders.setdefault(weight, unit) is not unit:
+                raise InputError(refusal(ValueError(f"{name!r} is tied to a weight of another unit that is collected")))
     for name, weight in model.named_parameters():
         before, after = hooks_of(weight)
         if weight.numel() == 0:
