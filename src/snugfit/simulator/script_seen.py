@@ -102,6 +102,8 @@ class Observer:
         self._nameless: list[str] = []
         self._optimizers: list[SeenOptimizer] = []
         self._own_precision = ""
+        self.made: weakref.WeakSet[Any] = weakref.WeakSet()
+        """Optimizers."""
         self.any_made = False
         """Whether any optimizer of torch.optim was made."""
         self.put_on: Sequence[str] = ()
@@ -127,6 +129,7 @@ class Observer:
         def made(optimizer: Any, *args: Any, **kwargs: Any) -> None:
             make(optimizer, *args, **kwargs)
             self.any_made = True
+            self.made.add(optimizer)
             if self.put_on:
                 _run(self.put_on, {id(weight) for group in optimizer.param_groups for weight in group["params"]})
             self._made[optimizer] = self._around(sys._getframe(1))
@@ -142,11 +145,6 @@ class Observer:
         frames = [one for one in _outwards(frame) if not _is_of_torch(one.f_code.co_filename)]
         candidates = [one for at, other in enumerate(frames) if _is_own(other) for one in _candidates(other, at)]
         return (_place(frames[0]) if frames and _is_own(frames[0]) else None), candidates
-
-    @property
-    def waiting(self) -> bool:
-        """Whether there are optimizers that have not stepped."""
-        return bool(self._made)
 
     def stepped(self, optimizer: Any, modules: Any) -> None:
         """Takes down where an optimizer was made and what its models are called; `modules`: the recorder's."""

@@ -235,7 +235,7 @@ class WatchedScript:
         """Whether the steps were seen: of a second optimizer, which may step less often, two."""
         if not STEPS <= self.steps < MOST_STEPS:
             return self.steps >= STEPS
-        return not self.observer.waiting and all(count > 1 for count in self._counts.values())
+        return all(self._counts.get(optimizer, 0) > 1 for optimizer in self.observer.made)
 
     def _reached(self, steps: int) -> None:
         if not self.steps:
