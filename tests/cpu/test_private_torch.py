@@ -1080,6 +1080,11 @@ dist.init_process_group("gloo", init_method=f"file://{tempfile.mkdtemp()}/meetin
 with letting_go():
     parts, whole = torch.ones(4), torch.arange(4.0)
     dist.all_reduce(parts)
+    for _ in range(50):
+        later = torch.ones(2**18)
+        work = dist.all_reduce(later, async_op=True)
+        work.wait()
+        assert later._use_count() == 1
     for name in ("reduce_scatter_tensor", "reduce_scatter_single"):
         scatter = getattr(dist, name, dist.reduce_scatter_tensor)
         out = torch.zeros(4)

@@ -34,6 +34,22 @@ def _users(tensors: Sequence[torch.Tensor]) -> list[int]:
     return storages + [one._use_count() for one in tensors]  # type: ignore[attr-defined]
 
 
+class _Patient:
+    """Work under way, which is over when its tensors are let go of."""
+
+    def __init__(self, work: Any, let_go: Callable[[], None]) -> None:
+        self._work, self._let_go = work, let_go
+
+    def wait(self, *timeout: Any) -> Any:
+        done = self._work.wait(*timeout)
+        self._work = None  # which holds them as well
+        self._let_go()
+        return done
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._work, name)
+
+
 @contextlib.contextmanager
 def letting_go() -> Iterator[None]:
     """Context in which collectives return only when nobody else holds their tensors."""
@@ -52,9 +68,14 @@ def letting_go() -> Iterator[None]:
             # A count of references above that of before is gloo's own threads.
             before = _users(held)
             work = collective(*args, **kwargs)
-            if work is None:
+
+            def let_go() -> None:
                 wait_until(lambda: not any(map(operator.lt, before, _users(held))))
-            return work
+                held.clear()
+
+            if work is None:
+                let_go()
+            return work and _Patient(work, let_go)
 
         return call
 
