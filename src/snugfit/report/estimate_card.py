@@ -120,7 +120,8 @@ def context_in_words(estimate: Estimate) -> str:
 def _time_in_words(estimate: Estimate) -> str:
     work = f"{estimate.flops / 1e12:.3g} TFLOP a step"
     if estimate.step_seconds is None:
-        return work
+        of_one_card = estimate.gpus * estimate.nodes > 1 and estimate.processor is None and len(estimate.devices) == 1
+        return f"{work}; no time, as it is not known how fast such cards are linked" if of_one_card else work
     sent = ""
     if estimate.communication_seconds and estimate.exposed_communication_seconds is not None:
         behind = format_seconds(estimate.exposed_communication_seconds)

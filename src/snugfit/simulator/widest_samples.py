@@ -98,12 +98,14 @@ def _widths(dataset: Any, count: int, among: Sequence[int]) -> dict[int, _Leaves
     every, began = among[:: max(1, -(-len(among) // max(MOST_READ, count)))], time.monotonic()
     spread = -(-len(every) // _FIRST_READ)
     widths: dict[int, _Leaves] = {}
+    kinds: set[_Leaves] = set()
     for number in (each for first in range(spread) for each in every[first::spread]):
         seconds = time.monotonic() - began
-        equal = len(widths) >= _FIRST_READ and len(set(widths.values())) == 1
+        equal = len(widths) >= _FIRST_READ and len(kinds) == 1
         if seconds > (_SECONDS_OF_EQUAL if equal else _MOST_SECONDS) and (equal or len(widths) >= count):
             break
         widths[number] = tuple(_leaves(dataset[number]))
+        kinds.add(widths[number])
     return widths
 
 

@@ -31,6 +31,14 @@ def test_a_table_of_cards_and_numbers(capsys):
     assert "1 GPU" in text and "4 GPUs" in text and "not possible" in text and "cannot be shared by 4 GPUs" in text
 
 
+def test_a_time_that_links_would_decide_is_said_to_be_unknown(capsys):
+    asked = ["estimate", "torchvision:resnet18", *SMALL, "--device", "rtx-4090", "--gpus", "2"]
+    assert cli.main([*asked, "--nodes", "2"]) == 0
+    assert "no time, as it is not known how fast such cards are linked" in capsys.readouterr().out
+    assert cli.main(asked) == 0
+    assert "no time" not in capsys.readouterr().out
+
+
 def tied():
     layers = nn.Sequential(*(nn.Sequential(nn.Linear(32, 32), nn.ReLU()) for _ in range(3)))
     layers[2][0].weight = layers[0][0].weight
