@@ -32,7 +32,7 @@ def test_a_table_of_cards_and_numbers(capsys):
 
 
 def test_a_time_that_links_would_decide_is_said_to_be_unknown(capsys):
-    asked = ["estimate", "torchvision:resnet18", *SMALL, "--device", "rtx-4090", "--gpus", "2"]
+    asked = ["estimate", "torchvision:resnet18", *SMALL, "--batch-size", "4", "--device", "rtx-4090", "--gpus", "2"]
     assert cli.main([*asked, "--nodes", "2"]) == 0
     assert "no time, as it is not known how fast such cards are linked" in capsys.readouterr().out
     assert cli.main(asked) == 0
