@@ -35,7 +35,7 @@ class WatchedLoaders:
         """Whether samples are read now to see how wide they are, and not to train."""
         self.passes: Counter[int] = Counter()
         """Passes through a data set since the last step."""
-        self._widest: weakref.WeakKeyDictionary[Any, tuple[list[int], str]] = weakref.WeakKeyDictionary()
+        self._widest: weakref.WeakKeyDictionary[Any, dict[Any, tuple[list[int], str]]] = weakref.WeakKeyDictionary()
 
     def ending_early(self) -> list[Change]:
         """Returns what makes loaders read in this process, give the widest batches and end when the steps were seen."""
@@ -88,12 +88,17 @@ class WatchedLoaders:
             watched.note(said)
 
     def _widest_of(self, loader: Any) -> tuple[list[int], str]:
-        """The samples of the widest batch of a loader, read once for each data set that can be told from others."""
+        """The samples of the widest batch of a loader, read once for all that draw as many of the same."""
+        from torch.utils.data import RandomSampler, SequentialSampler
+
+        sampler = getattr(loader.batch_sampler, "sampler", loader.batch_sampler)
+        drawn = (loader.batch_size, None if isinstance(sampler, RandomSampler | SequentialSampler) else id(sampler))
         self.read_widths = True
         try:
-            if loader.dataset not in self._widest:
-                self._widest[loader.dataset] = widest_batches(loader)
-            return self._widest[loader.dataset]
+            known = self._widest.setdefault(loader.dataset, {})
+            if drawn not in known:
+                known[drawn] = widest_batches(loader)
+            return known[drawn]
         except TypeError:  # a list, say, of which there are no weak references
             return widest_batches(loader)
         finally:

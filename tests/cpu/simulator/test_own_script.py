@@ -446,6 +446,22 @@ def test_batches_are_made_of_the_widest_samples(tmp_path, capsys, device):
     assert "the widest of 320 samples" in err and "widest" not in silent
 
 
+SPLIT = LENGTHS.replace("LENGTH", "100 if number >= 304 else 20").replace(
+    "shuffle=True", "sampler=torch.utils.data.SubsetRandomSampler(range(304))"
+)
+EVALUATED = """
+with torch.no_grad():
+    for texts in torch.utils.data.DataLoader(Texts(), batch_size=16, collate_fn=pad, sampler=range(304, 320)):
+        assert texts.shape[1] == 100
+"""
+
+
+def test_loaders_of_one_data_set_draw_their_own(tmp_path, capsys):
+    _, found, err = estimated(capsys, written(tmp_path, TRAINS + SPLIT + EVALUATED))
+    _, alone, _ = estimated(capsys, written(tmp_path, TRAINS + LENGTHS.replace("LENGTH", "20")))
+    assert found["peak_allocated_bytes"] == alone["peak_allocated_bytes"] and "Traceback" not in err
+
+
 KEEPS = """
 data = torch.utils.data.TensorDataset(torch.randn(6400, 32), torch.arange(6400) % 4)
 for epoch in range(9):
