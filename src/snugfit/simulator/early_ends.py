@@ -26,8 +26,8 @@ def early_ends(ended: Callable[[], bool]) -> list[Change]:
 
         changes.append((flow, "on_epoch_end", on_epoch_end))
     for name in _LIGHTNING:
-        if (module := sys.modules.get(name)) is not None:
-            loop = module._TrainingEpochLoop
+        loop = getattr(sys.modules.get(name), "_TrainingEpochLoop", None)  # has this name since 2.0
+        if loop is not None:
             changes += [(loop, "advance", _advancing(loop.advance, ended))]
             changes += [(loop, "_should_check_val_fx", _asking(loop._should_check_val_fx, ended))]
     return changes
