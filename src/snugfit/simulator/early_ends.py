@@ -26,7 +26,7 @@ def early_ends(ended: Callable[[], bool]) -> list[Change]:
 
         changes.append((flow, "on_epoch_end", on_epoch_end))
     for name in _LIGHTNING:
-        loop = getattr(sys.modules.get(name), "_TrainingEpochLoop", None)  # has this name since 2.0
+        loop = getattr(sys.modules.get(name), "_TrainingEpochLoop", None)
         if loop is not None:
             changes += [(loop, "advance", _advancing(loop.advance, ended))]
             changes += [(loop, "_should_check_val_fx", _asking(loop._should_check_val_fx, ended))]
