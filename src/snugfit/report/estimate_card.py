@@ -23,7 +23,7 @@ _MOST_BLOCKS = 24
 _ALIKE = 0.02
 """Blocks whose bytes differ by less are shown as one: the allocator rounds their tensors differently."""
 _KEPT = ("gradients", "activations")
-LATER = "what is done only later, such as a test behind the last epoch or more layers that train, comes on top"
+LATER = "what is done only later comes on top: longer batches, more layers that train, a test at the end"
 """What an estimate of some steps of a person's own does not see."""
 
 

@@ -41,7 +41,7 @@ def test_steps_say_how_often_a_step_is_called():
     two, seven = _estimate(None), _estimate(2 * PERIOD + 1)
     assert (two.steps, seven.steps) == (2, 7)
     assert seven.to_mapping()["steps"] == 7
-    assert "the first 7; longer batches" in seven.card()
+    assert "the first 7; what is done only later" in seven.card()
     more = seven.anatomy_bytes["optimizer_state"] - two.anatomy_bytes["optimizer_state"]
     assert GENERATOR_STATE <= more <= GENERATOR_STATE + 4096, "two calls never train the generator"
 
