@@ -130,26 +130,22 @@ def _eagerly(watched: WatchedScript) -> list[Change]:
     """What makes `torch.compile` give back what it is given."""
     import torch
 
-    def told() -> None:
-        if _EAGER not in watched.notes:
-            watched.notes.append(_EAGER)
-
     def as_it_is(model: Any = None, *_: Any, **__: Any) -> Any:
         if model is None:
             return as_it_is
         if isinstance(model, torch.nn.Module):
-            told()
+            watched.note(_EAGER)
             vars(model)["_orig_mod"] = model  # which scripts ask for to save it
             return model
 
         @functools.wraps(model)
         def called(*args: Any, **kwargs: Any) -> Any:  # libraries compile functions that nobody calls
-            told()
+            watched.note(_EAGER)
             return model(*args, **kwargs)
 
         return called
 
-    return [(torch, "compile", as_it_is), (torch.nn.Module, "compile", lambda *_, **__: told())]
+    return [(torch, "compile", as_it_is), (torch.nn.Module, "compile", lambda *_, **__: watched.note(_EAGER))]
 
 
 _BENCHMARK = (

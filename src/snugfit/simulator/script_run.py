@@ -57,20 +57,18 @@ def run_watched(
         seen = f"after {watched.steps} training steps" if watched.steps else "before its optimizer stepped"
         if changed or watched.observer.put_on:  # it works as it is
             raise InputError(f"with it the script fails {seen}: {in_words(error)}{line_of(error)}.") from error
+        what = str(error)
         if isinstance(error, ModuleNotFoundError):
-            raise InputError(
-                f"{path} failed {seen}, with its traceback above: {error}{line_of(error)}. snugfit runs in the Python of "
-                f"{sys.prefix}: install it there, or install snugfit where the script runs."
-            ) from error
-        if isinstance(error, PermissionError) and NOT_DONE in str(error):
-            raise InputError(
-                f"{path} failed {seen}, with its traceback above: {error}{line_of(error)}. Let it go on without that, for "
-                "example where the error is caught."
-            ) from error
-        raise InputError(
-            f"{path} failed {seen}, with its traceback above: {in_words(error)}{line_of(error)}. If the same command "
-            "line works without snugfit, its code asks the simulated device for something that it does not have."
-        ) from error
+            todo = f"snugfit runs in the Python of {sys.prefix}: install it there, or install snugfit where the script runs."
+        elif isinstance(error, PermissionError) and NOT_DONE in what:
+            todo = "Let it go on without that, for example where the error is caught."
+        else:
+            what = in_words(error)
+            todo = (
+                "If the same command line works without snugfit, its code asks the simulated device for something that it "
+                "does not have."
+            )
+        raise InputError(f"{path} failed {seen}, with its traceback above: {what}{line_of(error)}. {todo}") from error
     if not watched.steps:
         ended = f"ended with exit status {code}" if code else "ended"
         raise InputError(

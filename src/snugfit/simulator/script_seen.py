@@ -103,7 +103,7 @@ class Observer:
         self._optimizers: list[SeenOptimizer] = []
         self._own_precision = ""
         self.made: weakref.WeakSet[Any] = weakref.WeakSet()
-        """Optimizers."""
+        """Optimizers that were made, as long as they live."""
         self.any_made = False
         """Whether any optimizer of torch.optim was made."""
         self.put_on: Sequence[str] = ()

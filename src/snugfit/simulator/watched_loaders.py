@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from snugfit.attributes import Change
 from snugfit.simulator.kept_results import LoaderPass
 from snugfit.simulator.script import EnoughSeen
-from snugfit.simulator.widest_samples import widest_batches
+from snugfit.simulator.widest_samples import drawn_by, widest_batches
 
 if TYPE_CHECKING:
     from snugfit.simulator.watched_script import WatchedScript
@@ -35,6 +35,7 @@ class WatchedLoaders:
         """Whether samples are read now to see how wide they are, and not to train."""
         self.passes: Counter[int] = Counter()
         """Passes through a data set since the last step."""
+        # By what draws: a sampler of its own, or the data set of which all is drawn.
         self._widest: weakref.WeakKeyDictionary[Any, dict[Any, tuple[list[int], str]]] = weakref.WeakKeyDictionary()
 
     def ending_early(self) -> list[Change]:
@@ -88,17 +89,17 @@ class WatchedLoaders:
             watched.note(said)
 
     def _widest_of(self, loader: Any) -> tuple[list[int], str]:
-        """The samples of the widest batch of a loader, read once for all that draw as many of the same."""
-        from torch.utils.data import RandomSampler, SequentialSampler
-
-        sampler = getattr(loader.batch_sampler, "sampler", loader.batch_sampler)
-        drawn = (loader.batch_size, None if isinstance(sampler, RandomSampler | SequentialSampler) else id(sampler))
+        """The samples of the widest batch of a loader, read once for all loaders that draw as many of the same."""
+        drawn = drawn_by(loader)
+        if drawn is None:
+            return [], ""
+        size, sampler = drawn
         self.read_widths = True
         try:
-            known = self._widest.setdefault(loader.dataset, {})
-            if drawn not in known:
-                known[drawn] = widest_batches(loader)
-            return known[drawn]
+            known = self._widest.setdefault(loader.dataset if sampler is None else sampler, {})
+            if (size, id(loader.dataset)) not in known:
+                known[size, id(loader.dataset)] = widest_batches(loader)
+            return known[size, id(loader.dataset)]
         except TypeError:  # a list, say, of which there are no weak references
             return widest_batches(loader)
         finally:

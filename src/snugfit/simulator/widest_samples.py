@@ -48,9 +48,13 @@ def widest_batches(loader: Any) -> tuple[list[int], str]:
     from snugfit.training.fallbacks import elements
 
     try:
-        numbers = _numbers_of(loader)
-        size = 0 if numbers is None else loader.batch_sampler.batch_size
-        widths = _widths(loader.dataset, size, numbers) if numbers else {}
+        drawn = drawn_by(loader)
+        if drawn is None:
+            return [], ""
+        size, sampler = drawn
+        count = len(loader.dataset)
+        numbers = range(count) if sampler is None else sorted(set(itertools.islice(iter(sampler), count)))
+        widths = _widths(loader.dataset, size, numbers)
         if len(set(widths.values())) < 2:
             return [], ""
         order = _widest_first(widths)
@@ -65,8 +69,8 @@ def widest_batches(loader: Any) -> tuple[list[int], str]:
     )
 
 
-def _numbers_of(loader: Any) -> Sequence[int] | None:
-    """The samples that a loader may draw; None where another sampler than torch's says how many make a batch."""
+def drawn_by(loader: Any) -> tuple[int, Any] | None:
+    """Returns how many samples make a batch, and what draws them, None where all are drawn; None where no size is fixed."""
     from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 
     batches = loader.batch_sampler
@@ -74,10 +78,8 @@ def _numbers_of(loader: Any) -> Sequence[int] | None:
         batches = batches.batch_sampler
     if type(batches) is not BatchSampler:
         return None
-    size = len(loader.dataset)
-    if isinstance(batches.sampler, RandomSampler | SequentialSampler):
-        return range(size)
-    return sorted(set(itertools.islice(iter(batches.sampler), size)))
+    draws_all = isinstance(batches.sampler, RandomSampler | SequentialSampler)
+    return loader.batch_sampler.batch_size, None if draws_all else batches.sampler
 
 
 def _batch_of(loader: Any, numbers: list[int]) -> Any:

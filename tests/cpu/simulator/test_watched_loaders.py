@@ -1,0 +1,153 @@
+"""What loaders of scripts give, what passes through them keep, and when they end."""
+
+import pytest
+from own_scripts import TRAINS, estimated, measured_bytes, written
+
+LENGTHS = """
+class Texts(torch.utils.data.Dataset):
+    def __len__(self):
+        return 320
+
+    def __getitem__(self, number):
+        return torch.ones(LENGTH, 32)
+
+pad = lambda texts: nn.utils.rnn.pad_sequence(texts, batch_first=True)
+for texts in torch.utils.data.DataLoader(Texts(), batch_size=16, collate_fn=pad, shuffle=True):
+    loss = model(texts.to(device)).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize("device", ["cpu", "rtx-4090"])
+def test_batches_are_made_of_the_widest_samples(tmp_path, capsys, device):
+    ragged = LENGTHS.replace("LENGTH", "100 if number >= 304 else number % 20 + 1")
+    _, found, err = estimated(capsys, written(tmp_path, TRAINS + ragged), device=device)
+    _, padded, silent = estimated(capsys, written(tmp_path, TRAINS + LENGTHS.replace("LENGTH", "100")), device=device)
+    assert found["peak_allocated_bytes"] == padded["peak_allocated_bytes"]
+    assert "the widest of 320 samples" in err and "widest" not in silent
+
+
+SPLIT = LENGTHS.replace("LENGTH", "100 if number >= 304 else 20").replace(
+    "shuffle=True", "sampler=torch.utils.data.SubsetRandomSampler(range(304))"
+)
+EVALUATED = """
+with torch.no_grad():
+    for texts in torch.utils.data.DataLoader(Texts(), batch_size=16, collate_fn=pad, sampler=range(304, 320)):
+        assert texts.shape[1] == 100
+"""
+
+
+def test_loaders_of_one_data_set_draw_their_own(tmp_path, capsys):
+    _, found, err = estimated(capsys, written(tmp_path, TRAINS + SPLIT + EVALUATED))
+    _, alone, _ = estimated(capsys, written(tmp_path, TRAINS + LENGTHS.replace("LENGTH", "20")))
+    assert found["peak_allocated_bytes"] == alone["peak_allocated_bytes"] and "Traceback" not in err
+
+
+KEEPS = """
+data = torch.utils.data.TensorDataset(torch.randn(6400, 32), torch.arange(6400) % 4)
+for epoch in range(9):
+    found = []
+    for x, y in torch.utils.data.DataLoader(data, batch_size=64):
+        loss = nn.functional.cross_entropy(model(x.to(device)), y.to(device))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        # training
+    with torch.no_grad():
+        for x, y in torch.utils.data.DataLoader(data, batch_size=64):
+            result = model[:2](x.to(device))
+            # evaluation
+"""
+
+
+@pytest.mark.parametrize("device", ["cpu", "rtx-4090"])
+@pytest.mark.parametrize("statement", ["found.append(result)", "found = [torch.cat([*found, result])]"])
+def test_results_that_are_kept_count(tmp_path, capsys, statement, device):
+    _, without, _ = estimated(capsys, written(tmp_path, TRAINS + KEEPS), device=device)
+    _, found, err = estimated(
+        capsys, written(tmp_path, TRAINS + KEEPS.replace("# evaluation", statement)), device=device
+    )
+    assert "a pass through 100 batches keeps 64.0 KiB of each" in err and f"{tmp_path / 'train.py'}:" in err, err
+    more = found["peak_allocated_bytes"] - without["peak_allocated_bytes"]
+    assert 190 * 64 * 256 * 4 < more < 202 * 64 * 256 * 4  # all of them, and once more where they are joined
+
+
+def test_what_steps_keep_is_told_of(tmp_path, capsys):
+    statement = "found.append(model[:2](x.to(device)).detach())"
+    _, _, err = estimated(capsys, written(tmp_path, TRAINS + KEEPS.replace("# training", statement)))
+    assert "keeps 64.0 KiB of each" in err and "97 behind those that are estimated would take 6.06 MiB more" in err, err
+
+
+@pytest.mark.parametrize(
+    "statement",
+    ["found = [*found[-7:], result]", "found = found if len(found) == 20 else [*found, result]"],
+    ids=["queue", "cache"],
+)
+def test_what_is_full_soon_is_gone_through_until_it_is(tmp_path, capsys, statement):
+    path = written(tmp_path, TRAINS + KEEPS.replace("# evaluation", statement))
+    _, found, err = estimated(capsys, path, device="cpu")
+    assert "keeps" not in err
+    assert found["peak_allocated_bytes"] == pytest.approx(measured_bytes(path, until="--steps=1000"), rel=0.02)
+
+
+SECOND = """
+others = torch.optim.AdamW(other.parameters())
+data = torch.utils.data.TensorDataset(torch.randn(6400, 32))
+for number, (x,) in enumerate(torch.utils.data.DataLoader(data, batch_size=64)):
+    model(x.to(device)).mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    if number % 4 == 3:
+        other(x.to(device)).mean().backward()
+        others.step()
+        others.zero_grad()
+"""
+
+
+def test_an_optimizer_that_steps_less_often_is_waited_for(tmp_path, capsys):
+    path = written(tmp_path, TRAINS + "other = nn.Linear(32, 4096).to(device)" + SECOND)
+    _, found, _ = estimated(capsys, path, device="cpu")
+    assert found["steps"] == 8
+    assert found["peak_allocated_bytes"] == pytest.approx(measured_bytes(path, until="--steps=1000"), rel=0.001)
+
+
+GATHERS = """
+data = torch.utils.data.TensorDataset(torch.randn(6400, 32))
+steps = 0
+while steps < 20:
+    for number, (x,) in enumerate(torch.utils.data.DataLoader(data, batch_size=64)):
+        model(x.to(device)).mean().backward()
+        if number % 8 == 7:
+            optimizer.step()
+            optimizer.zero_grad()
+            steps += 1
+"""
+
+
+def test_a_loop_that_waits_for_more_batches_than_it_gets_ends(tmp_path, capsys):
+    code, found, err = estimated(capsys, written(tmp_path, TRAINS + GATHERS))
+    assert code == 0 and found["steps"] == 3, err
+
+
+BY_NEXT = """
+data = torch.utils.data.TensorDataset(torch.randn(6400, 32))
+batches = iter(torch.utils.data.DataLoader(data, batch_size=64))
+for _ in range(len(batches)):
+    model(next(batches)[0].to(device)).mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_batches_by_next_end_without_a_traceback(tmp_path, capsys):
+    code, found, err = estimated(capsys, written(tmp_path, TRAINS + BY_NEXT))
+    assert code == 0 and found["steps"] == 3 and "asks for batches by next()" in err and "Traceback" not in err
+
+
+def test_results_that_are_not_kept_are_not(tmp_path, capsys):
+    code, _, err = estimated(
+        capsys, written(tmp_path, TRAINS + KEEPS.replace("# evaluation", "found = [result.cpu()]"))
+    )
+    assert code == 0 and "keeps" not in err
