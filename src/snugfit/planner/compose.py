@@ -11,26 +11,20 @@ All of it only ranks candidates. What is returned was simulated in full.
 
 from __future__ import annotations
 
-import bisect
 import dataclasses
 import functools
 from collections.abc import Iterable, Mapping, Sequence
 
+from snugfit.planner.block_choice import Levels, Stretch
 from snugfit.planner.probe import Probe
-from snugfit.planner.profile import OUTSIDE, Label, Row
-from snugfit.planner.solver import silent_solver
+from snugfit.planner.profile import Label, Row
 from snugfit.planner.space import PLAIN
+from snugfit.planner.treatments import Treatment, cheaper, difference, divided
 from snugfit.recipe import Recipe
 
 ON_UPDATE = "optimizer"
-_UNIT_BYTES = 2**20
-"""Bytes are given to the solver in MiB, near which its tolerances lie."""
-_ALIKE = 1.02
-"""Blocks whose bytes cost so nearly the same time are as good as one another."""
 _MUCH, _LITTLE = 1.5, 1.1
 """What is so many times slower than something that needs hardly more than it, is of no use."""
-_FEASIBLE = 2
-"""What HiGHS calls a solution that keeps to all constraints."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -43,18 +37,6 @@ class Composed:
     """Time of a step."""
     blocks: Mapping[str, tuple[int, ...]]
     """What is done to some blocks (`recompute`, `offload`) -> their indices."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class Treatment:
-    """Something that can be done to single blocks: computing them again, or moving what they save to the host."""
-
-    drops: list[float]
-    """For each block, what it holds less while it is open, at the largest microbatch."""
-    inner: dict[Label, float]
-    """What each block's own stretches need more."""
-    seconds: list[float]
-    """What it costs for each block."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -90,7 +72,8 @@ class Composition:
 
     @functools.cached_property
     def _differences(self) -> dict[Recipe, tuple[list[float], dict[Label, float]]]:
-        return {probe.recipe: self._difference(probe) for probe in (self.recompute, self.offload) if probe is not None}
+        base, probes = self.large.profile, (self.recompute, self.offload)
+        return {probe.recipe: difference(base, probe.profile) for probe in probes if probe is not None}
 
     @functools.cached_property
     def _constants(self) -> dict[Label, float]:
@@ -163,7 +146,7 @@ class Composition:
         """Returns whether doing something to all blocks (`probe`) gains over choices of blocks, and over the `others`."""
         if probe is self.offload and self.recompute is not None:
             recompute, offload = self.treatments(self.largest)
-            if recompute is not None and _cheaper(offload, recompute):
+            if recompute is not None and cheaper(offload, recompute):
                 return True
         chosen = self.chosen(self.largest, PLAIN, probe.need_bytes, offloads=False)
         if chosen is not None:
@@ -185,110 +168,24 @@ class Composition:
         used = [self.large, self.recompute, self.offload if offloads else None]
         # The lowest of them: a guess that turns out too low is corrected, one that is too high is never tried.
         factor = min(overhead(probe) for probe in used if probe is not None)
-        room_bytes = capacity_bytes / factor
-        if self._outside(update) > room_bytes:
-            return None
-        found = None
-        if recompute is not None:
-            first = self._first_blocks(size, update, room_bytes, recompute)
-            if first is None and not offloads:
-                return None
-            if offloads and first is not None and not _cheaper(offload, recompute):
-                return None
-            found = None if offloads or first is None else self._proved(size, update, room_bytes, recompute, first)
-        if found is None:
-            usable = [one for one in (recompute, offload if offloads else None) if one is not None]
-            found = self._knapsack(size, update, room_bytes, usable)
-            found = found and self._in_front(size, update, room_bytes, usable, found)
+        levels = self.levels(size, update)
+        found = levels.choice(capacity_bytes / factor, recompute, offload if offloads else None)
         if found is None:
             return None
-        need = min(self.level(size, update, found) * factor, capacity_bytes)
+        need = min(levels.highest(found) * factor, capacity_bytes)
         done = {"recompute": recompute, "offload": offload}
         blocks = {how: tuple(block for block in sorted(found) if found[block] is one) for how, one in done.items()}
         extra = sum(one.seconds[block] for block, one in found.items())
         return Composed(need, self.plain_seconds(size, update) + extra, blocks)
 
-    def _first_blocks(self, size: int, update: str, room_bytes: float, recompute: Treatment) -> int | None:
-        """How many blocks from the front must be checkpointed to fit; None where all are not enough."""
-
-        def fits(count: int) -> bool:
-            return self.level(size, update, dict.fromkeys(range(count), recompute)) <= room_bytes
-
-        counts = range(len(recompute.drops) + 1)
-        return bisect.bisect_left(counts, True, key=fits) if fits(counts[-1]) else None
-
-    def _proved(
-        self, size: int, update: str, room_bytes: float, recompute: Treatment, first: int
-    ) -> dict[int, Treatment] | None:
-        """Blocks from the front, where that is provably the cheapest: as few as possible, and none is cheaper."""
-        missing = self.level(size, update, {}) - room_bytes
-        fewest = 0
-        for drop in sorted(recompute.drops, reverse=True):
-            if missing <= 0:
-                break
-            missing -= drop * size / self.largest
-            fewest += 1
-        # No choice can take fewer blocks, and none can be cheaper than the cheapest of so many.
-        cheapest = sum(sorted(recompute.seconds)[:fewest])
-        return dict.fromkeys(range(first), recompute) if sum(recompute.seconds[:first]) <= _ALIKE * cheapest else None
-
-    def _in_front(
-        self, size: int, update: str, room_bytes: float, kinds: list[Treatment], found: dict[int, Treatment]
-    ) -> dict[int, Treatment]:
-        """The same done to the first blocks, where that fits and costs hardly more: it takes fewer words."""
-        front = dict(enumerate(sorted(found.values(), key=kinds.index)))
-        costs = [sum(one.seconds[block] for block, one in done.items()) for done in (front, found)]
-        fits = self.level(size, update, front) <= room_bytes
-        return front if fits and costs[0] <= _ALIKE * costs[1] else found
-
-    def _knapsack(
-        self, size: int, update: str, room_bytes: float, treatments: list[Treatment]
-    ) -> dict[int, Treatment] | None:
-        """What to do to which blocks: the least extra time for which every stretch fits."""
-        scale = size / self.largest
-        solver = silent_solver()
-        for option, value in (("mip_rel_gap", 5e-3), ("time_limit", 0.3)):
-            solver.setOptionValue(option, value)
-        unit = (
-            max([cost for one in self.treatments(size) if one is not None for cost in one.seconds], default=0) or 1e-12
-        )
-        taken = [[solver.addBinary(obj=cost / unit) for cost in one.seconds] for one in treatments]
-        for of_block in zip(*taken, strict=True):
-            if len(of_block) > 1:
-                solver.addConstr(solver.qsum(of_block) <= 1)
-        for label, row in self.large.profile.rows.items():
-            level = self._held(label, row, size, update) + self._other(label, row, size)
-            # One constraint for each stretch: what is done to a block lowers every stretch in which it is open, and
-            # raises its own.
-            weights: dict[tuple[int, int], float] = {}
-            for number, one in enumerate(treatments):
-                if label[1] != OUTSIDE:
-                    weights[number, label[1]] = one.inner.get(label, 0.0) * scale
-                for block in row.open:
-                    weights[number, block] = weights.get((number, block), 0.0) - one.drops[block] * scale
-            if not weights and level > room_bytes:
-                return None
-            if weights:
-                terms = [taken[number][block] * (weight / _UNIT_BYTES) for (number, block), weight in weights.items()]
-                solver.addConstr(solver.qsum(terms) <= (room_bytes - level) / _UNIT_BYTES)
-        solver.run()
-        if solver.getInfo().primal_solution_status != _FEASIBLE:
-            return None
-        values = solver.getSolution().col_value
-        pairs = zip(treatments, taken, strict=True)
-        return {block: one for one, mine in pairs for block, chosen in enumerate(mine) if values[chosen.index] > 0.5}
-
-    def level(self, size: int, update: str, done: Mapping[int, Treatment]) -> float:
-        """Returns the bytes at the highest point of a step in which something is `done` to some blocks."""
-        scale = size / self.largest
-        highest = self._outside(update)
-        for label, row in self.large.profile.rows.items():
-            level = self._held(label, row, size, update) + self._other(label, row, size)
-            level -= scale * sum(done[block].drops[block] for block in row.open if block in done)
-            if label[1] in done:
-                level += done[label[1]].inner.get(label, 0.0) * scale
-            highest = max(highest, level)
-        return highest
+    def levels(self, size: int, update: str) -> Levels:
+        """Returns the bytes of every stretch while nothing is done to any block."""
+        rows = self.large.profile.rows.items()
+        stretches = [
+            Stretch(label, row.open, self._held(label, row, size, update) + self._other(label, row, size))
+            for label, row in rows
+        ]
+        return Levels(stretches, self._outside(update), size / self.largest)
 
     def of_blocks(self, size: int, update: str, done: Mapping[str, Sequence[int] | None]) -> tuple[float, float] | None:
         """Returns seconds and bytes of a step that does something (`recompute`, `offload`) to blocks of some indices."""
@@ -297,7 +194,7 @@ class Composition:
             return None
         taken = {block: one for how, blocks in done.items() if (one := ways[how]) is not None for block in blocks or ()}
         extra = sum(one.seconds[block] for block, one in taken.items())
-        return self.plain_seconds(size, update) + extra, self.level(size, update, taken) * overhead(self.large)
+        return self.plain_seconds(size, update) + extra, self.levels(size, update).highest(taken) * overhead(self.large)
 
     def _outside(self, update: str) -> float:
         return self.updates[update].profile.outside_bytes
@@ -327,42 +224,17 @@ class Composition:
                 gradients += other.gradient_bytes - base.gradient_bytes
         return max(fixed, 0) + max(gradients, 0)
 
-    def _difference(self, probe: Probe) -> tuple[list[float], dict[Label, float]]:
-        """How many bytes a block saves while it is open, and how many more its own stretch needs."""
-        base, other = self.large.profile, probe.profile
-        drops = [float(before - after) for before, after in zip(base.saved_bytes, other.saved_bytes, strict=True)]
-        inner = {}
-        for label, row in base.rows.items():
-            seen = other.rows.get(label)
-            if seen is not None and label[1] != OUTSIDE:
-                own = row.other_bytes - sum(base.saved_bytes[i] for i in row.open)
-                # What open blocks save is counted by `drops`; what is left is the own need of the stretch.
-                inner[label] = float(seen.other_bytes - sum(other.saved_bytes[i] for i in seen.open) - own)
-        return drops, inner
-
     def treatments(self, size: int) -> tuple[Treatment | None, Treatment | None]:
         """Returns checkpointing and offloading, as far as they were simulated at this microbatch size."""
         recompute = offload = None
         if self.recompute is not None:
             total = self.point_seconds(self.recompute, size) - self.plain_seconds(size)
             drops, inner = self._differences[self.recompute.recipe]
-            recompute = Treatment(drops, inner, _divided(total, self.large.profile.forward_seconds, 1e-12))
+            recompute = Treatment(drops, inner, divided(total, self.large.profile.forward_seconds, 1e-12))
         if self.offload is not None:  # copies being short of compute, every byte costs the same
             drops, inner = self._differences[self.offload.recipe]
-            offload = Treatment(drops, inner, _divided(self.offload.seconds - self.large.seconds, drops, 1.0))
+            offload = Treatment(drops, inner, divided(self.offload.seconds - self.large.seconds, drops, 1.0))
         return recompute, offload
-
-
-def _divided(total: float, weights: Sequence[float], least: float) -> list[float]:
-    whole = max(sum(weights), least)
-    return [max(total, 0.0) * weight / whole for weight in weights]
-
-
-def _cheaper(offload: Treatment | None, recompute: Treatment) -> bool:
-    """Whether offloading some block costs less time for each byte than computing it again."""
-    assert offload is not None
-    blocks = zip(offload.seconds, offload.drops, recompute.seconds, recompute.drops, strict=True)
-    return any(gone > 0 and cost / gone < other / max(drop, 1.0) for cost, gone, other, drop in blocks)
 
 
 def _device_passes(probe: Probe) -> float:

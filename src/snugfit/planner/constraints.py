@@ -10,14 +10,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from snugfit.device_kinds import is_here
-from snugfit.errors import InputError, RecipeError, did_you_mean
+from snugfit.errors import InputError, RecipeError, did_you_mean, note
 from snugfit.fidelity import fidelity
 from snugfit.fields import field_infos, from_text
 from snugfit.recipe import Recipe
 from snugfit.run import Run, contradictions
 from snugfit.techniques import TECHNIQUES
 from snugfit.techniques.levels import LEVELS, Level
-from snugfit.units import parse_bytes
+from snugfit.units import format_bytes, parse_bytes
 from snugfit.workload import Workload
 
 
@@ -93,6 +93,15 @@ class Constraints:
     def _asked_for(self, name: str, reason: tuple[Level, str], workload: Workload) -> bool:
         """Whether plain training with the pins has it too: several GPUs have other batch statistics than one."""
         return workload.ranks > 1 and fidelity(self.base(), workload).reasons.get(name) == reason
+
+    def note_host(self, needed_bytes: int) -> None:
+        """Says so where nobody gave the host's memory and this machine has less free than a plan needs."""
+        from snugfit.process_memory import free_host_bytes
+
+        free = free_host_bytes()
+        if self.host_budget_bytes is None and free is not None and needed_bytes > free:
+            needed = format_bytes(needed_bytes)
+            note(f"the plan needs {needed} of host memory, and this machine has {format_bytes(free)} free.")
 
 
 def constraints_from(

@@ -12,26 +12,11 @@ from snugfit.fields import as_data
 from snugfit.json_files import json_text
 from snugfit.planner.budgets import BudgetAnswer, Budgets
 from snugfit.planner.elsewhere import Elsewhere
+from snugfit.planner.frontier import FrontierPoint
 from snugfit.planner.rivals import Rival
 from snugfit.recipe import Recipe
 from snugfit.report.notebook import ShownAsCard
 from snugfit.simulator.prediction import Estimate
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class FrontierPoint:
-    """A simulated recipe that no other beats in both memory and time."""
-
-    recipe: Recipe
-    """The recipe."""
-    total_bytes: int
-    """What it reserves where memory is not short (on cpu: what its tensors take), with CUDA's context."""
-    need_bytes: int
-    """The smallest memory in which it goes through, CUDA's context apart."""
-    step_seconds: float
-    """Predicted seconds of a step."""
-    host_bytes: int
-    """Host memory that it takes."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

@@ -3,43 +3,39 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from snugfit.errors import DoesNotFitError, InputError, RecipeError, note, warn
+from snugfit.errors import DoesNotFitError, InputError, RecipeError, warn
 from snugfit.fidelity import fidelity
-from snugfit.nccl import among
+from snugfit.planner.card_of_budget import estimate_on
 from snugfit.planner.closeness import all_turned_back
+from snugfit.planner.compiled import best_as_it_runs
 from snugfit.planner.constraints import Constraints
 from snugfit.planner.elsewhere import ways_elsewhere
 from snugfit.planner.explain import neighbours, reasons
 from snugfit.planner.fallbacks import fallbacks_of
 from snugfit.planner.for_budgets import budgets_of
+from snugfit.planner.frontier import frontier_of
 from snugfit.planner.margin import margin_for
 from snugfit.planner.microbatches import Microbatches
-from snugfit.planner.other_cards import may_be_shared, other_cards
-from snugfit.planner.plan_result import FrontierPoint, Plan
+from snugfit.planner.plan_result import Plan
 from snugfit.planner.probe import Place, Probe, Simulations
 from snugfit.planner.refusal import Refusal, does_not_fit
 from snugfit.planner.rivals import rivals_of
 from snugfit.planner.search import MOST_OPERATORS, Search
 from snugfit.planner.separable import Check
 from snugfit.planner.sharing import in_order, may_win, narrowest
-from snugfit.planner.smallest import MOST_COMPILED, Smallest
+from snugfit.planner.smallest import Smallest
 from snugfit.planner.space import EVERYWHERE, Space
-from snugfit.process_memory import free_host_bytes
 from snugfit.recipe import Recipe
 from snugfit.report.waiting import waits_are_told
 from snugfit.run import Run
-from snugfit.simulator.assembly import assemble
 from snugfit.simulator.prediction import Estimate
 from snugfit.simulator.subjects import Subject
 from snugfit.simulator.too_heavy import TooHeavyError
 from snugfit.techniques.batch_share import at_once, sharers
 from snugfit.techniques.levels import Level
-from snugfit.techniques.planning import UNCALLED
-from snugfit.techniques.shard import groups_of, least_weights
-from snugfit.units import format_bytes
+from snugfit.techniques.shard import least_weights
 
 if TYPE_CHECKING:
     from snugfit.workers.pool import Pool
@@ -157,10 +153,10 @@ class Planner:
                 raise self._does_not_fit(budget_bytes, smallest)
         search = self.search
         while True:
-            best = search.best(capacity)
-            assert best is not None
-            self.simulations.simulate(search.space.refined(best.recipe))
-            best = self._as_it_runs(search, capacity)
+            found = search.best(capacity)
+            assert found is not None
+            self.simulations.simulate(search.space.refined(found.recipe))
+            best = best_as_it_runs(search, capacity)
             if best is None:
                 raise self._does_not_fit(budget_bytes, Smallest(search.space))
             if best.recipe.compile == "none":
@@ -170,21 +166,6 @@ class Planner:
             if best.recipe.compile != "none" or search.best(capacity) is best:
                 break
         return self._plan(best, fallbacks, budget_bytes, capacity)
-
-    def _as_it_runs(self, search: Search, capacity: int) -> Probe | None:
-        """The best recipe, compiled where that is pinned; if it then needs too much, one that needs less."""
-        room = capacity
-        for _ in range(MOST_COMPILED):
-            best = search.best(room)
-            if best is None:
-                break
-            real = self.simulations.as_it_runs(best)
-            if real.need_bytes <= capacity:
-                return real
-            room = int(best.need_bytes * capacity / real.need_bytes)  # less each time
-            search.run(room)
-        least = Smallest(search.space).find_as_it_runs(self.constraints.widest)
-        return least if least is not None and least.need_bytes <= capacity else None
 
     def _weights_do_not_fit(self, capacity: int) -> bool:
         """Whether the weights alone are too large, however they are held; then nothing is simulated for it."""
@@ -273,22 +254,18 @@ class Planner:
     def _plan(self, best: Probe, fallbacks: tuple[Recipe, ...], budget_bytes: int, capacity: int) -> Plan:
         search = self.search
         usable = search.space.usable()
-        fastest = min(usable, key=lambda probe: probe.seconds)
         for message in best.recorded.warnings:
             warn(message)
         estimate = self._estimate(best, search.space.workload, budget_bytes)
         budgets = budgets_of(search, estimate, self.place, self.margin, self._microbatches.settled(), capacity)
-        free = free_host_bytes()
-        if self.constraints.host_budget_bytes is None and free is not None and estimate.host_bytes > free:
-            needed = format_bytes(estimate.host_bytes)
-            note(f"the plan needs {needed} of host memory, and this machine has {format_bytes(free)} free.")
+        self.constraints.note_host(estimate.host_bytes)
         return Plan(
             recipe=best.recipe,
             estimate=estimate,
             fidelity=fidelity(best.recipe, search.space.workload),
-            frontier=_frontier(usable),
+            frontier=frontier_of(usable),
             reasons=reasons(search, best, capacity),
-            slowdown=best.seconds / fastest.seconds,
+            slowdown=best.seconds / min(probe.seconds for probe in usable),
             budget_bytes=budget_bytes,
             margin_bytes=self.margin.bytes_of(budget_bytes),
             margin_source=self.margin.source,
@@ -303,16 +280,11 @@ class Planner:
         )
 
     def _estimate(self, best: Probe, workload: Workload, budget_bytes: int) -> Estimate:
-        """The estimate on a card as large as the budget less the margin."""
-        place = among(self.place.card, groups_of(best.recipe, workload.ranks))
-        card = dataclasses.replace(place, memory_bytes=budget_bytes - self.margin.bytes_of(budget_bytes))
-        made = assemble([(card, best.recorded)], headline=best.recorded, recipe=best.recipe, title=self.subject.title)
-        devices = tuple(dataclasses.replace(row, step_seconds=best.seconds) for row in made.devices)
-        found = fidelity(best.recipe, workload)
-        return dataclasses.replace(made, step_seconds=best.seconds, devices=devices, fidelity=found)
+        room = budget_bytes - self.margin.bytes_of(budget_bytes)
+        return estimate_on(self.place, room, best, workload, self.subject.title)
 
     def _does_not_fit(self, budget_bytes: int, smallest: Smallest) -> DoesNotFitError:
-        capacity, context = self.capacity_bytes(budget_bytes), self.place.card.context_bytes
+        capacity = self.capacity_bytes(budget_bytes)
         hopeless = smallest.is_hopeless(capacity)
 
         def leanest_at(level: Level) -> Probe | None:
@@ -321,39 +293,12 @@ class Planner:
             return smallest.find_as_it_runs(level, most)
 
         refusal = Refusal(smallest.space, capacity, leanest_at)
-        least, advice = refusal.smallest(), self._microbatches.advice(self.constraints)
-        if not smallest.space.calls_blocks:
-            advice += f"\nAs for checkpointing blocks, {UNCALLED}."
-        leanest = next(iter(least.values()), None)
-        if leanest is not None:
-            samples = at_once(leanest.recipe, leanest.recorded.workload)
-            estimate = self._estimate(leanest, smallest.space.workload, budget_bytes)
-            ways = ways_elsewhere(estimate, samples=samples, fits=False)
-            advice += "".join(f"\nOn several GPUs: {way}" for way in ways)
-            may_share = smallest.space.workload.ranks == 1 and may_be_shared(self.constraints)
-            advice += other_cards(leanest.need_bytes, self.place, may_share=may_share)
-        margin = f"margin {format_bytes(self.margin.bytes_of(budget_bytes))}"
         return does_not_fit(
             title=self.subject.title,
-            budget=f"{format_bytes(budget_bytes)} on {self.place.card.name}",
-            taken_off=f"{margin}, CUDA context {format_bytes(context)}" if context else margin,
+            budget_bytes=budget_bytes,
             refusal=refusal,
-            budget_for=self.budget_bytes,
-            advice=advice,
+            place=self.place,
+            margin=self.margin,
+            advice=self._microbatches.advice(self.constraints),
+            estimate=lambda leanest: self._estimate(leanest, smallest.space.workload, budget_bytes),
         )
-
-
-def _frontier(usable: list[Probe]) -> tuple[FrontierPoint, ...]:
-    points: list[FrontierPoint] = []
-    for probe in sorted(usable, key=lambda one: (one.total_bytes, one.seconds)):
-        if not points or probe.seconds < points[-1].step_seconds:
-            points.append(
-                FrontierPoint(
-                    recipe=probe.recipe,
-                    total_bytes=probe.total_bytes,
-                    need_bytes=probe.need_bytes,
-                    step_seconds=probe.seconds,
-                    host_bytes=probe.host_bytes,
-                )
-            )
-    return tuple(points)

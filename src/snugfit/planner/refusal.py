@@ -13,13 +13,19 @@ from collections.abc import Callable, Iterator
 from snugfit.errors import DoesNotFitError, RecipeError
 from snugfit.fields import as_typed
 from snugfit.planner.constraints import Constraints
-from snugfit.planner.probe import Probe
+from snugfit.planner.elsewhere import ways_elsewhere
+from snugfit.planner.margin import Margin
+from snugfit.planner.other_cards import may_be_shared, other_cards
+from snugfit.planner.probe import Place, Probe
 from snugfit.planner.smallest import Smallest
 from snugfit.planner.space import Space
 from snugfit.recipe import Recipe
 from snugfit.report.words import recipe_in_words
+from snugfit.simulator.prediction import Estimate
 from snugfit.techniques import TECHNIQUES
+from snugfit.techniques.batch_share import at_once
 from snugfit.techniques.levels import LEVELS, Level
+from snugfit.techniques.planning import UNCALLED
 from snugfit.units import MIB, format_bytes
 
 _MOST_LIFTED = 4
@@ -146,19 +152,32 @@ class Refusal:
 
 
 def does_not_fit(
-    *, title: str, budget: str, taken_off: str, refusal: Refusal, budget_for: Callable[[int], int], advice: str
+    *,
+    title: str,
+    budget_bytes: int,
+    refusal: Refusal,
+    place: Place,
+    margin: Margin,
+    advice: str,
+    estimate: Callable[[Probe], Estimate],
 ) -> DoesNotFitError:
-    """Returns the error of a budget in which nothing fits; `budget_for`: need -> smallest budget.
+    """Returns the error of a budget in which nothing fits; `estimate`: that of a recipe within the budget.
 
     `advice`: what is to be said beside, empty or with a line break before it.
     """
+    context = place.card.context_bytes
+    budget = f"{format_bytes(budget_bytes)} on {place.card.name}"
+    taken_off = f"margin {format_bytes(margin.bytes_of(budget_bytes))}"
+    if context:
+        taken_off += f", CUDA context {format_bytes(context)}"
     least, remedies = refusal.smallest(), refusal.remedies()
-    budgets = {level: budget_for(probe.need_bytes) for level, probe in least.items()}
+    budgets = {level: margin.budget_for(probe.need_bytes, context) for level, probe in least.items()}
     rows = [
         f"  {size // MIB} MiB{'' if level == refusal.allowed else f' with --allow {_words(level)}'}: "
         f"{recipe_in_words(least[level].recipe)}"
         for level, size in budgets.items()
     ]
+    advice += _advice(refusal.space, next(iter(least.values()), None), place, estimate)
     limits = list(dict.fromkeys(one.limit for one in remedies)) or ["the device's memory"]
     parts = [
         f"{title} does not fit {budget} ({taken_off} taken off). What stands in the way: {' or '.join(limits)}"
@@ -175,6 +194,18 @@ def does_not_fit(
     error.smallest_budget_bytes = budgets  # type: ignore[attr-defined]
     error.limits = tuple(limits)  # type: ignore[attr-defined]
     return error
+
+
+def _advice(space: Space, leanest: Probe | None, place: Place, estimate: Callable[[Probe], Estimate]) -> str:
+    """What else would help: blocks that can be checkpointed, other ways to use several GPUs, other cards."""
+    lines = "" if space.calls_blocks else f"\nAs for checkpointing blocks, {UNCALLED}."
+    if leanest is None:
+        return lines
+    samples = at_once(leanest.recipe, leanest.recorded.workload)
+    ways = ways_elsewhere(estimate(leanest), samples=samples, fits=False)
+    lines += "".join(f"\nOn several GPUs: {way}" for way in ways)
+    may_share = space.workload.ranks == 1 and may_be_shared(space.constraints)
+    return lines + other_cards(leanest.need_bytes, place, may_share=may_share)
 
 
 def _fastest(probes: list[Probe]) -> Probe:

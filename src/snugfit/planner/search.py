@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import dataclasses
 import heapq
-import statistics
 from collections.abc import Callable, Iterator, Mapping
 
 from snugfit.planner.closeness import NEARLY, Farness, closest, farness
 from snugfit.planner.compose import Composition
+from snugfit.planner.corrections import WORTH, Corrections, Group
 from snugfit.planner.probe import AT_ONCE, Probe
 from snugfit.planner.space import BY_BLOCK, POINTS, SIZE, SWITCHES, Space
 from snugfit.planner.variants import HOPE, Variants, dominates
@@ -24,8 +24,6 @@ MOST_OPERATORS = 2_000_000
 """Operators that may be simulated for one budget, beside the start: some minutes on two cores."""
 MOST_PROBES = 80
 """Recipes that may be simulated for one budget, so that small models do not take long either."""
-WORTH = 0.002
-"""Share of the best time by which a candidate must promise to be faster, to be worth a simulation."""
 _BETWEEN_SIZES = 0.985
 """The same where two sizes of microbatch were simulated: of sizes between them composition rather promises too much."""
 _APART = 1.02
@@ -36,8 +34,6 @@ _GUESSES = 3
 """Candidates of which the fastest is looked for, once nothing is hoped of what was not simulated."""
 _CHOICES: Mapping[str, bool] = {"some blocks": False, "some blocks, some offloaded": True}
 """Modes that choose blocks -> whether blocks are offloaded as well."""
-Group = tuple[str, int, str]
-"""Variant, size of microbatch, way of updating."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -64,8 +60,7 @@ class Search:
     def __init__(self, space: Space, no_use: set[str]) -> None:
         """Simulates what composition starts from; `no_use`: as for `Variants`, shared by several searches."""
         self.simulations, self.space = space.simulations, space
-        self._seconds_factor: dict[tuple[Group, str], float] = {}
-        self._bytes_factor: dict[tuple[Group, str], float] = {}
+        self._corrections = Corrections()
         self._take_switches()
         self.sizes = self.space.sizes() or [self.space.batch or 1]
         self.variants = Variants(self.space, self.sizes, no_use)
@@ -151,8 +146,11 @@ class Search:
                 break
             chosen = [one for one in chosen if one.seconds <= _APART * chosen[0].seconds]
             self.simulations.simulate(candidate.recipe for candidate in chosen)
-            for candidate in chosen:
-                self._learn(candidate)
+            for one in chosen:
+                seen = self.simulations.probes.get(one.recipe)
+                if seen is not None:
+                    numbers = seen.seconds, seen.need_bytes
+                    self._corrections.learn(one.group, one.mode, one.composed, one.need_bytes, numbers)
 
     def promising(self, capacity_bytes: int, among: Callable[[Recipe], bool] | None = None) -> Candidate | None:
         """Returns the fastest recipe that should fit, that was not simulated, and that promises more than what was.
@@ -162,14 +160,11 @@ class Search:
         `among`: which recipes count, however long they take; None: all that promise more than what was simulated.
         """
         limit = self._limit(capacity_bytes) if among is None else float("inf")
-        usual = statistics.median(self._bytes_factor.values()) if self._bytes_factor else 1.0
         guesses = []
         # Found in hope, which is left out now.
         for one in self._most_promising(capacity_bytes, limit, _GUESSES, solved=False, among=among):
-            seconds, need = one.composed
-            slower = _of_relatives(self._seconds_factor, one.group, one.mode) or 1.0
-            larger = _of_relatives(self._bytes_factor, one.group, one.mode) or usual
-            guesses.append(dataclasses.replace(one, seconds=seconds * slower, need_bytes=need * larger))
+            seconds, need = self._corrections.soberly(one.group, one.mode, one.composed)
+            guesses.append(dataclasses.replace(one, seconds=seconds, need_bytes=need))
         fastest = min(guesses, key=lambda one: one.seconds, default=None)
         return fastest if fastest is not None and fastest.seconds < limit else None
 
@@ -221,25 +216,9 @@ class Search:
         return self.compositions[variant].plain_seconds(size, update) * min(factors)
 
     def _seconds_off(self, group: Group, mode: str) -> float:
-        """The factor by which time guesses were off: for this group, for relatives, or an optimistic one."""
-        if (group, mode) in self._seconds_factor:
-            return self._seconds_factor[group, mode]
-        if self.compositions[group[0]].plain(group[1]) is not None:
-            return 1.0
-        near = _of_relatives(self._seconds_factor, group, mode)
-        if near is None:  # what was wrong about this size is wrong whatever is done to blocks
-            alike = [(one[0], off) for (one, _), off in self._seconds_factor.items() if one[1] == group[1]]
-            mine = [off for variant, off in alike if variant == group[0]] or [off for _, off in alike]
-            near = min(mine, default=None)
-        if near is not None:
-            return near * (1 - WORTH)
-        return HOPE if self.variants.small_size is None else _BETWEEN_SIZES
-
-    def _bytes_off(self, group: Group, mode: str) -> float:
-        """The factor by which memory guesses were off."""
-        if (group, mode) in self._bytes_factor:
-            return self._bytes_factor[group, mode]
-        return _of_relatives(self._bytes_factor, group, mode) or 1.0
+        unknown = HOPE if self.variants.small_size is None else _BETWEEN_SIZES
+        simulated = self.compositions[group[0]].plain(group[1]) is not None
+        return self._corrections.seconds_off(group, mode, unknown, simulated=simulated)
 
     def _candidates(self, group: Group, capacity_bytes: int, *, solved: bool = True) -> Iterator[Candidate]:
         """Recipes of a group that should fit and were not simulated."""
@@ -258,7 +237,7 @@ class Search:
         for mode, offloads in _CHOICES.items():
             if offloads and not solved:
                 continue
-            room = capacity_bytes / self._bytes_off(group, mode)
+            room = capacity_bytes / self._corrections.bytes_off(group, mode)
             chosen = composition.chosen(size, update, room, offloads=offloads)
             if chosen is None or not any(chosen.blocks.values()):
                 continue
@@ -296,33 +275,9 @@ class Search:
     ) -> Iterator[Candidate]:
         seconds, need = composed
         seconds *= self._seconds_off(group, mode)
-        need *= self._bytes_off(group, mode)
+        need *= self._corrections.bytes_off(group, mode)
         if need > capacity_bytes * (1 + 1e-9):
             return
         for recipe in self.space.allowed(*changes):
             if recipe not in self.simulations.probes and recipe not in self.simulations.refusals:
                 yield Candidate(seconds, need, recipe, group, mode, composed)
-
-    def _learn(self, candidate: Candidate) -> None:
-        seen = self.simulations.probes.get(candidate.recipe)
-        if seen is None:
-            return
-        seconds, need = candidate.composed
-        self._seconds_factor[candidate.group, candidate.mode] = seen.seconds / max(seconds, 1e-12)
-        factor = seen.need_bytes / max(need, 1.0)
-        known = self._bytes_factor.get((candidate.group, candidate.mode))
-        if known is not None and abs(factor - known) < 0.002 and seen.need_bytes > candidate.need_bytes:
-            factor *= 1.004  # the same guess again would only just fail again
-        self._bytes_factor[candidate.group, candidate.mode] = factor
-
-
-def _of_relatives(factors: Mapping[tuple[Group, str], float], group: Group, mode: str) -> float | None:
-    """A correction between those seen at the nearest microbatch sizes of a variant and mode, by any update."""
-    variant, size, _ = group
-    seen = {one[1]: factor for (one, other), factor in factors.items() if (one[0], other) == (variant, mode)}
-    if not seen:
-        return None
-    below = max((other for other in seen if other <= size), default=min(seen))
-    above = min((other for other in seen if other >= size), default=max(seen))
-    part = (size - below) / (above - below) if above > below else 0.0
-    return seen[below] + (seen[above] - seen[below]) * min(max(part, 0.0), 1.0)

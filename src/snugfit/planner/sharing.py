@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from snugfit.planner.closeness import fields_on
 from snugfit.planner.constraints import Constraints
+from snugfit.planner.corrections import WORTH
 from snugfit.planner.probe import Probe
-from snugfit.planner.search import WORTH, Search
+from snugfit.planner.search import Search
 from snugfit.planner.space import PLAIN, Space
 from snugfit.planner.variants import HOPE
 from snugfit.recipe import Recipe

@@ -20,7 +20,7 @@ def searched(planning_pool):
 def level_of(composition, checkpointed):
     """Bytes at the highest point of a step, some blocks checkpointed."""
     recompute, _ = composition.treatments(composition.largest)
-    return composition.level(composition.largest, "plain", dict.fromkeys(checkpointed, recompute))
+    return composition.levels(composition.largest, "plain").highest(dict.fromkeys(checkpointed, recompute))
 
 
 def test_blocks_in_between(searched: Search):
@@ -108,8 +108,8 @@ def test_the_solver_agrees_with_counting_from_the_front(searched: Search):
     plain, everything = (level_of(composition, range(n)) for n in (0, 4))
     for part in (0.2, 0.5, 0.9):
         room = plain + (everything - plain) * part
-        count = composition._first_blocks(size, "plain", room, recompute)
-        taken = composition._knapsack(size, "plain", room, [recompute])
+        count = composition.levels(size, "plain").first_blocks(room, recompute)
+        taken = composition.levels(size, "plain").knapsack(room, [recompute])
         assert level_of(composition, taken) <= room * (1 + 1e-6)
         assert sum(recompute.seconds[i] for i in taken) <= sum(recompute.seconds[:count]) * 1.01
 
