@@ -110,14 +110,14 @@ def _of_script(args: argparse.Namespace, device: DeviceArgument, numbers: tuple[
     from snugfit.simulator.own_script import estimate_script
 
     given = options.given_options(args)
-    processes: dict[str, Any] = {name: given.pop(name) for name in ("gpus", "nodes") if name in given}
+    processes = options.take_processes(given)
     options.check_script(args, given, "from_file", "recipe_file")
-    nodes = Workload.from_mapping(processes).nodes
+    nodes = processes.get("nodes", 1)
 
     def on(gpus: int | None) -> Estimate:
         return estimate_script(args.model, args.of_script, device=device, assume=args.assume, gpus=gpus, nodes=nodes)
 
-    return estimate_by_gpus(on, numbers, nodes) if numbers else on(processes.get("gpus", 1 if processes else None))
+    return estimate_by_gpus(on, numbers, nodes) if numbers else on(processes.get("gpus"))
 
 
 def _take_file(args: argparse.Namespace) -> None:

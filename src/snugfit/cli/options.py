@@ -149,6 +149,13 @@ def given_settings(args: argparse.Namespace) -> dict[str, Any]:
     return given_fields(args, workload_fields(), "workload_")
 
 
+def take_processes(given: dict[str, Any]) -> dict[str, int]:
+    """Takes out of typed fields how many processes a script is started in; empty where nobody said."""
+    typed: dict[str, Any] = {name: given.pop(name) for name in ("gpus", "nodes") if name in given}
+    workload = Workload.from_mapping(typed)
+    return {"gpus": workload.gpus, "nodes": workload.nodes} if typed else {}
+
+
 def check_script(args: argparse.Namespace, given: Iterable[str], *names: str) -> None:
     """Refuses options that say what a script says itself: fields that were given, those of shapes, and `names`."""
     shapes = ("model_arg", "task", "image_size", "frames", "seq_len")

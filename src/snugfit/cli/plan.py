@@ -137,7 +137,11 @@ def _from_earlier(args: argparse.Namespace) -> int:
 def _plan_script(args: argparse.Namespace) -> int:
     from snugfit.planner.script_plan import plan_script
 
-    options.check_script(args, options.given_settings(args), "maximize", "minimize", "recipe_file")
+    if (args.workload_gpus or "").strip().lower() == "auto":
+        raise InputError(f"--gpus auto is for a model by name; {args.model} is a script: give a number.")
+    given = options.given_settings(args)
+    processes = options.take_processes(given)
+    options.check_script(args, given, "maximize", "minimize", "recipe_file")
     if args.budget is None and any(word.partition("=")[0] == "--budget" for word in args.of_script):
         raise InputError(
             f"--budget stands behind {args.model}, and what stands there is the script's own. Put it before: "
@@ -152,6 +156,7 @@ def _plan_script(args: argparse.Namespace) -> int:
         constraints=options.constraints_of(args),
         style=args.style or "snugfit",
         assume=args.assume,
+        **processes,
     )
     output.write_file(args.output, plan.write_diff)
     output.write_file(args.figure, plan.plan.draw)

@@ -16,15 +16,14 @@ from typing import Any
 
 from snugfit.errors import DoesNotFitError, InputError, RecipeError, did_you_mean
 from snugfit.fake_device.personality import Personality
-from snugfit.json_files import json_text
 from snugfit.planner.constraints import Constraints
 from snugfit.planner.places import budget_for, place_for
 from snugfit.planner.plan_result import Plan
 from snugfit.planner.planner import Planner
 from snugfit.planner.probe import WORKERS, Place, Probe, Simulations
+from snugfit.planner.script_plan_result import ScriptLines, ScriptPlan
 from snugfit.recipe import Recipe
 from snugfit.recording.recording import Recording
-from snugfit.report.notebook import ShownAsCard
 from snugfit.simulator.fresh_workers import FreshWorkers, fresh_workers
 from snugfit.simulator.own_script import ASSUMED, import_all, record_script
 from snugfit.simulator.script import check_script
@@ -41,67 +40,8 @@ _OF_TORCH = ("checkpoint", "optimizer", "precision")
 """Fields of which some values are lines of plain torch."""
 _THEIRS = LOOP_FIELDS - {"optimizer"}
 """Fields that belong to the script's own loop."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class ScriptLines:
-    """Lines for one place of a file."""
-
-    file: str | None
-    """The file; None where no place was found."""
-    line: int | None
-    """The line before which they go."""
-    text: str
-    """The lines."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class ScriptPlan(ShownAsCard):
-    """A plan for a script, and what to paste into it."""
-
-    plan: Plan
-    """The plan; its recipe is what the lines say."""
-    script: str
-    """The script."""
-    arguments: tuple[str, ...]
-    """Its own arguments."""
-    style: str
-    """What the lines are made of: snugfit or torch."""
-    diff: str
-    """The lines as a unified diff, for `patch -p0`; empty where nothing has to change."""
-    lines: tuple[ScriptLines, ...]
-    """The same without their surroundings."""
-    total_bytes: int
-    """What the script takes as it is, as `estimate.total_bytes`."""
-    step_seconds: float
-    """Predicted seconds of its step as it is."""
-    notes: tuple[str, ...] = ()
-    """What the plan has left alone."""
-
-    def to_mapping(self) -> dict[str, Any]:
-        """Returns the plan as plain data: that of any plan, and what belongs to the script."""
-        own = {name: getattr(self, name) for name in ("script", "style", "diff")}
-        return {
-            **self.plan.to_mapping(),
-            **own,
-            "arguments": list(self.arguments),
-            "lines": [dataclasses.asdict(one) for one in self.lines],
-            "as_it_is": {"total_bytes": self.total_bytes, "step_seconds": self.step_seconds},
-            "notes": list(self.notes),
-        }
-
-    def to_json(self) -> str:
-        """Returns the plan as one JSON document."""
-        return json_text(self.to_mapping())
-
-    def write_diff(self, path: Path) -> None:
-        """Writes the diff to a file."""
-        path.write_bytes(self.diff.encode())
-
-    def __str__(self) -> str:
-        from snugfit.report.script_plan_card import script_plan_card
-
-        return script_plan_card(self)
+_ALONE = ("adapter", "quantize")
+"""Fields that make new weights, which several processes would each train for themselves: theirs were shared before."""
 
 
 def plan_script(
@@ -113,20 +53,27 @@ def plan_script(
     constraints: Constraints | None = None,
     style: str = "snugfit",
     assume: AssumeArgument = None,
+    gpus: int | None = None,
+    nodes: int = 1,
 ) -> ScriptPlan:
     """Finds the fastest way in which a script trains within a budget; arguments as of `plan_named`.
 
     `style`: what the lines to paste are made of: snugfit, or torch, which can say fewer techniques.
+    `gpus`, `nodes`: as of `estimate_script`; how they share the work stays the script's.
     """
     if style not in STYLES:
         raise InputError(f"--as is {style!r}; {did_you_mean(style, STYLES)}")
     path = check_script(script)
     place, budget_bytes = budget_for(place_for(device), budget)
     asked, forbidden = constraints or Constraints(), set(_THEIRS)
+    alone = (gpus or 1) * nodes == 1
+    if not alone:
+        forbidden.update(_ALONE)
     _check_pins(asked, forbidden)
     assumed = assumptions_from(assume).completed(ASSUMED)
-    record = functools.partial(_record, path, list(arguments), assumed)
-    plainly = _subject(script, functools.partial(record, None))
+    record = functools.partial(_record, path, list(arguments), assumed, gpus, nodes)
+    subject = functools.partial(_subject, script, Workload(gpus=gpus or 1, nodes=nodes))
+    plainly = subject(functools.partial(record, None))
     first = Simulations(plainly, place, fresh_workers())
     as_it_is = first.need(Recipe())
     lines = _lines(script, as_it_is, style)
@@ -143,18 +90,18 @@ def plan_script(
     _check_pins(asked, forbidden, seen.own_precision)
     wanted = dataclasses.replace(asked, forbidden=asked.forbidden | forbidden)
     before, fused = first, False
-    quietly = _subject(script, functools.partial(record, None, quiet=True))
+    quietly = subject(functools.partial(record, None, quiet=True))
     with _workers(quietly, as_it_is, place, seen.libraries) as pool:
         if lines.can_fuse():
             told = dataclasses.replace(lines, fused=True)
-            with_it = Simulations(_subject(script, functools.partial(record, told)), place, pool)
+            with_it = Simulations(subject(functools.partial(record, told)), place, pool)
             with_it.simulate([Recipe()])
             if fused := _is_better(with_it.probes.get(Recipe()), as_it_is):
                 before, lines = with_it, told
-        changed = _subject(script, functools.partial(record, lines))
+        changed = subject(functools.partial(record, lines))
         with Planner(changed, place, wanted, pool=pool, before=before) as planner:
             found = _at(planner, budget_bytes, style)
-    reasons = {**found.reasons, **dict(_reasons(lines, fused=fused, asked=asked))}
+    reasons = {**found.reasons, **dict(_reasons(lines, fused=fused, alone=alone, asked=asked))}
     budgets = dataclasses.replace(found.budgets, may_change=False)
     found = dataclasses.replace(found, reasons=reasons, fallbacks=(), rivals=(), budgets=budgets)
     return _with_lines(found, script, arguments, lines, as_it_is)
@@ -194,6 +141,8 @@ def _record(
     path: Path,
     arguments: Sequence[str],
     assume: Assumptions,
+    gpus: int | None,
+    nodes: int,
     lines: Lines | None,
     recipe: Recipe,
     personality: Personality,
@@ -211,11 +160,13 @@ def _record(
         own.load()
     changed = lines.changed(recipe) if lines is not None else {} if quiet else None
     put_on = () if lines is None else lines.put_on(recipe)
-    return record_script(path, arguments, assume, personality, changed=changed, put_on=put_on, for_plan=True)
+    return record_script(
+        path, arguments, assume, personality, changed=changed, put_on=put_on, for_plan=True, gpus=gpus, nodes=nodes
+    )
 
 
-def _subject(script: str, record: Any) -> Subject:
-    return Subject(record=record, title=script, workload=Workload(), built=True, by_recipe=False)
+def _subject(script: str, workload: Workload, record: Any) -> Subject:
+    return Subject(record=record, title=script, workload=workload, built=True, by_recipe=False)
 
 
 def _lines(script: str, as_it_is: Probe, style: str) -> Lines:
@@ -250,16 +201,20 @@ def _check_pins(asked: Constraints, forbidden: set[str], own_precision: str = ""
 def _not_pinned(name: str, own_precision: str) -> str:
     if name == "precision" and own_precision:
         return f"precision is pinned, and the script has its own: {own_precision}. Leave it out."
+    if name in _ALONE:
+        return f"{name} is pinned, and the script's processes share their weights before it could be. Leave it out."
     if name in _THEIRS:
         return f"{name} is pinned, and belongs to the script's own loop. Leave it out."
     return f"{name} is pinned, and no line of plain torch. Take --as snugfit for it."
 
 
-def _reasons(lines: Lines, *, fused: bool, asked: Constraints) -> Iterator[tuple[str, str]]:
+def _reasons(lines: Lines, *, fused: bool, alone: bool, asked: Constraints) -> Iterator[tuple[str, str]]:
     """What is said of fields that are no choice here."""
     for name in filter(asked.is_free, Recipe().to_mapping()):
         if name in _THEIRS:
             yield name, "off: it belongs to the script's own loop."
+        elif name in _ALONE and not alone:
+            yield name, "off: the script's processes share their weights before it could be."
         elif lines.style == "torch" and name not in _OF_TORCH:
             yield name, "off: no line of plain torch says it (--as snugfit)."
         elif name == "precision" and lines.seen.own_precision:

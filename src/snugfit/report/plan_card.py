@@ -98,12 +98,12 @@ def _host_in_words(plan: Plan) -> str:
 
 
 def _gpus_in_words(plan: Plan) -> str:
-    """How many share the batch; empty for one."""
+    """How many there are; empty for one."""
     estimate = plan.estimate
     if not estimate.ranks:
         return ""
     machines = f" in each of {estimate.nodes} machines" if estimate.nodes > 1 else ""
-    return f"{estimate.gpus}{machines} share the batch; budget and bytes are those of one"
+    return f"{estimate.gpus}{machines}, a process each; budget and bytes are those of one"
 
 
 def _gpus_tried(plan: Plan) -> Iterator[tuple[str, ...]]:

@@ -9,7 +9,7 @@ from snugfit.report.plan_card import plan_card
 from snugfit.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from snugfit.planner.script_plan import ScriptPlan
+    from snugfit.planner.script_plan_result import ScriptPlan
 
 
 def script_plan_card(plan: ScriptPlan) -> str:

@@ -28,6 +28,7 @@ from snugfit.simulator.script_run import run_watched
 from snugfit.simulator.script_seen import ScriptRecording
 from snugfit.simulator.watched_script import WatchedScript
 from snugfit.values.assumptions import AssumeArgument, Assumptions, assumptions_from
+from snugfit.workload import Workload
 
 if TYPE_CHECKING:
     import torch
@@ -112,8 +113,9 @@ def record_script(
     if (workload := launch.workload) is not None:
         found = dataclasses.replace(found, workload=workload, alike_ranks=((launch.rank,),))
     if for_plan:
-        seen = dataclasses.replace(found.seen, libraries=imported_since(before))
-        found = dataclasses.replace(found, seen=seen, block_names=seen.blocks, workload=watched.workload)
+        seen, shared = dataclasses.replace(found.seen, libraries=imported_since(before)), launch.workload or Workload()
+        workload = watched.workload.replace(gpus=shared.gpus, nodes=shared.nodes)
+        found = dataclasses.replace(found, seen=seen, block_names=seen.blocks, workload=workload)
     notes = list(launch.notes())
     if personality.is_card and not any(row.place == "device" for row in recording.trace.storages):
         notes.append(f"{path} puts nothing on the card: as it was called it trains on the host, which has all of it.")

@@ -27,6 +27,9 @@ def name_of(optimizer: Any) -> str:
     if isinstance(optimizer, str):
         return optimizer
     if isinstance(optimizer, Optimizer):
+        own = vars(optimizer).get("step")
+        if own is not None and not hasattr(own, "_wrapped_by_lr_sched"):  # replaced, and not by a schedule of torch's
+            return CUSTOM_OPTIMIZER
         return next((name for name, cls in OF_TORCH.items() if cls is type(optimizer)), CUSTOM_OPTIMIZER)
     if callable(optimizer):
         return CUSTOM_OPTIMIZER

@@ -119,7 +119,7 @@ class Recovery:
 
     def take_next_fallback(self, trainer: Trainer) -> bool:
         """Goes on with the next fallback that gives the same update; see `Trainer.take_next_fallback`."""
-        level = LEVELS.index(trainer.fidelity.level)
+        level = LEVELS.index(fidelity(trainer.recipe, trainer.workload).level)
         for recipe in self.choices.left:
             alike = LEVELS.index(fidelity(recipe, trainer.workload).level) <= level
             if alike and recipe != trainer.recipe and self._become_together(trainer, recipe):

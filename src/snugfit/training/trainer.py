@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from snugfit.errors import InputError, TrainingError
 from snugfit.fidelity import Fidelity, fidelity
 from snugfit.recipe import Recipe
+from snugfit.techniques.levels import LEVELS
 from snugfit.techniques.shard.ranks import Ranks
 from snugfit.training.ema import AveragedWeights
 from snugfit.training.evaluation import EvaluationPieces
@@ -79,11 +80,17 @@ class Trainer:
         self.averages = None if decay is None else AveragedWeights(self.update.optimizer, decay)
         """Moving averages of the weights; None: none are kept."""
         self._replaced = self._called = False
+        self._before: Fidelity | None = None
+        self._stepped = False
 
     @property
     def fidelity(self) -> Fidelity:
-        """How close this run is to plain training, with the fields that lower it, and those that are not checked yet."""
-        return fidelity(self.recipe, self.workload)
+        """How close this run is to plain training, with the fields that lower it, and those that are not checked yet.
+
+        Of all recipes that it took steps by, the one that is furthest from it.
+        """
+        now, before = fidelity(self.recipe, self.workload), self._before
+        return now if before is None or LEVELS.index(now.level) >= LEVELS.index(before.level) else before
 
     @property
     def ranks(self) -> Ranks | None:
@@ -157,6 +164,7 @@ class Trainer:
         kept = KeptOutputs() if outputs else None
         with nullcontext() if self.tuning is None else self.tuning.timed(self, batch):
             loss = self._recovery.step(self, batch, kept)
+        self._stepped = True
         if self._scheduler is not None:
             self._scheduler.step()
         return loss if kept is None else kept.beside(loss)
@@ -225,7 +233,9 @@ class Trainer:
         """
         if recipe == self.recipe:
             return
+        before = self.fidelity if self._stepped else self._before
         self._passes.techniques = self._rebuild(self.recipe, recipe, self._passes.techniques)
+        self._before, self._stepped = before, False
         self.recipe = recipe
         self.update = self._rebuild.update
 

@@ -71,7 +71,7 @@ def test_the_budget_is_that_of_each_gpu(planning_pool):
         assert plan.slowdown == pytest.approx(plan.step_seconds / fastest.seconds)
         assert all(one.shard == plan.recipe.shard for one in plan.fallbacks)
         card = plan.explain()
-    assert "4 share the batch" in card and "shard " in card
+    assert "4, a process each" in card and "shard " in card
     assert "the first process builds the model on the host" in plan.reasons["init"]
     assert "without it a step takes" in plan.reasons["shard"]
 

@@ -4,6 +4,7 @@ import collections
 import copy
 import functools
 import pickle
+import types
 
 import pytest
 import torch
@@ -296,6 +297,21 @@ def test_a_kept_result_that_the_code_overwrites_is_told():
     prepare(model, checkpoint="all").step(batch)
 
 
+class CutUnseen(Overwriting):
+    def forward(self, x):
+        first, second = self.linear(x).unsafe_chunk(2, 1)
+        return x + torch.cat([first.sigmoid_(), second], 1)
+
+
+def test_a_kept_result_that_may_be_overwritten_unseen_is_told():
+    batch = make_batches("mlp", 6, 1, torch.float32)[0]
+    width = batch[0].shape[1]
+    model = nn.Sequential(CutUnseen(width), CutUnseen(width), nn.Linear(width, 5))
+    with pytest.raises(InputError, match="unsafe_chunk"):
+        prepare(model, checkpoint="selective").step(batch)
+    prepare(model, checkpoint="all").step(batch)
+
+
 def test_without_gradients_nothing_is_wrapped_around():
     model = make_model("mlp")
     trainer = prepare(model, checkpoint="all")
@@ -395,6 +411,53 @@ def test_blocks_that_change_their_list_are_computed_again_from_what_it_held(choi
     assert trainer.step(batch).item() == reference_loss.item()
     for new, old in zip(model.parameters(), reference.parameters(), strict=True):
         torch.testing.assert_close(new.detach(), old.detach() - old.grad, rtol=1e-12, atol=1e-12)
+
+
+class _InContext(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x, context):
+        return x + torch.tanh(self.layer(x) + context.by)
+
+
+class _ContextNet(nn.Module):
+    def __init__(self, by):
+        super().__init__()
+        self.blocks, self.by = nn.ModuleList(_InContext() for _ in range(3)), by
+
+    def forward(self, x):
+        context = types.SimpleNamespace(by=self.by() if callable(self.by) else self.by)
+        for block in self.blocks:
+            x = block(x, context)
+            context.by += 1  # of a tensor: in place
+        return x
+
+
+def _gradients(model, checkpoint):
+    trainer = snugfit.prepare(
+        model, snugfit.Recipe(checkpoint=checkpoint), loss=lambda output, _: output.square().mean(), optimizer="sgd",
+        keep_gradients=True, device="cpu",
+    )  # fmt: skip
+    trainer.step(torch.linspace(-1, 1, 48, dtype=torch.double).view(6, 8))
+    return [weight.grad for weight in model.parameters()]
+
+
+def test_objects_that_change_between_blocks_are_put_back():
+    torch.manual_seed(0)
+    model = _ContextNet(0).double()
+    reference = copy.deepcopy(model)
+    for one, other in zip(_gradients(model, "all"), _gradients(reference, "none"), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_a_tensor_in_an_object_that_was_written_into_is_told():
+    model = _ContextNet(lambda: torch.zeros(8, dtype=torch.double)).double()
+    with pytest.raises(
+        InputError, match=r"block 'blocks\.\d' was given a tensor of shape \[8\] in a list, dict or object"
+    ):
+        _gradients(model, "all")
 
 
 class EachBlockTwice(nn.Module):

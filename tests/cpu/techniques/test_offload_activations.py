@@ -128,6 +128,47 @@ def test_every_dtype_survives(dtype):
     assert torch.equal(stashed._offload.fetch(stashed), value)
 
 
+def test_conjugates_of_what_is_saved_are_saved_themselves():
+    """They lie where it lies, and are told from it by a bit."""
+
+    class Power(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(32, 32, dtype=torch.complex128)
+
+        def forward(self, x):
+            z = self.layer(torch.complex(x, x.flip(1)))
+            return (z * z.conj()).real + z.imag * z.conj().imag
+
+    torch.manual_seed(0)
+    model, x = Power(), torch.randn(64, 32, dtype=torch.double)
+    model(x).square().sum().backward()
+    plain = [weight.grad.clone() for weight in model.parameters()]
+    model.zero_grad()
+    forward(offload(model), model, x).backward()
+    assert all(torch.equal(weight.grad, other) for weight, other in zip(model.parameters(), plain, strict=True))
+
+
+def test_what_stays_is_still_checked_for_changes():
+    model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64))
+    total = forward(offload(model), model, torch.randn(32, 64))
+    with torch.no_grad():
+        model[1].weight.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        total.backward()
+
+
+def test_sparse_tensors_stay():
+    model = nn.Linear(64, 8)
+    weight = model.weight
+    batch = torch.eye(64).to_sparse()
+    technique = offload(model)
+    with technique.around_training_forward():
+        total = torch.sparse.mm(batch, weight.t()).sum()
+    total.backward()
+    assert torch.equal(weight.grad, torch.ones(8, 64))
+
+
 def test_retained_graphs_unpack_again():
     model = make_model("mlp")
     technique = offload(model)

@@ -12,6 +12,7 @@ from torch import nn
 import snugfit
 from snugfit import InputError, Recipe, RecipeError, SnugfitWarning
 from snugfit.techniques.base import WrappedForward
+from snugfit.training.given_optimizer import name_of
 
 RECIPES = [
     {},
@@ -134,6 +135,17 @@ def test_fidelity_of_a_trainer():
         str(snugfit.prepare(make_model("mlp"), Recipe(optimizer="sgd"), device="cpu").fidelity)
         == "different (optimizer)"
     )
+
+
+def test_a_step_that_was_replaced_is_an_optimizer_of_its_own():
+    model = make_model("mlp")
+    optimizer = torch.optim.AdamW(model.parameters())
+    torch.optim.lr_scheduler.ConstantLR(optimizer)  # torch's own wrapper around `step` is none
+    assert name_of(optimizer) == "adamw"
+    step = optimizer.step
+    optimizer.step = lambda closure=None: step(closure)
+    with pytest.raises(RecipeError, match="offload_optimizer builds an optimizer for each parameter"):
+        snugfit.prepare(model, Recipe(offload_optimizer=True), optimizer=optimizer, device="cpu")
 
 
 def test_freeze():

@@ -210,6 +210,19 @@ def test_fallbacks_are_taken_in_order_at_the_same_fidelity():
         assert taken == wanted
 
 
+@pytest.mark.filterwarnings("ignore::snugfit.SnugfitWarning")
+def test_fidelity_is_that_of_the_steps_that_were_taken():
+    trainer = prepared(make_model("cnn"))
+    trainer.change_recipe(Recipe(microbatch_size=4))  # batch norm sees the microbatch
+    trainer.change_recipe(Recipe(checkpoint="all"))
+    assert trainer.fidelity.level == "exact"  # no step was taken by it
+    trainer.change_recipe(Recipe(microbatch_size=4))
+    trainer.step(make_batches("cnn", 8, 1)[0])
+    trainer.change_recipe(Recipe())
+    trainer.step(make_batches("cnn", 8, 1)[0])
+    assert str(trainer.fidelity) == "different (microbatch_size)"
+
+
 def test_the_rule_names_every_field_that_stays():
     given = {"init": "device", "precision": "bf16-true", "stochastic_rounding": True, "adapter": "lora"}
     (problem,) = problems_of_change(Recipe(), Recipe(**given), Workload())

@@ -16,6 +16,7 @@ from snugfit.attributes import attributes_set
 from snugfit.errors import InputError, about, warn
 from snugfit.private_torch import NormBase
 from snugfit.techniques.checkpoint.as_in_forward import AsInForward
+from snugfit.techniques.checkpoint.given_arguments import Again, GivenArguments
 from snugfit.techniques.checkpoint.trial import alike, tried
 from snugfit.techniques.forward_state import Contents, ForwardState
 from snugfit.techniques.offload_activations.apply import ActivationOffload
@@ -40,6 +41,8 @@ KEPT_OPERATORS = frozenset(
     }
 )
 """What `selective` keeps: the operators whose work grows faster than their output."""
+_UNSEEN = frozenset({_aten.unsafe_split.Tensor, _aten.unsafe_split_with_sizes.default})
+"""Views with version counters of their own: what is written into them does not show on what they are views of."""
 
 
 class Checkpointed:
@@ -86,11 +89,10 @@ class Checkpointed:
             forward = AsInForward(self.name, self.modules, self.norms, forward)
         around = _weights_cast_anew() if self.selective else nullcontext()
         with around, self.offload.saving() if self.offload else nullcontext():
-            given = {} if contexts is None else {"context_fn": contexts}
-            if _copied(args) is args and all(_copied(one) is one for one in kwargs.values()):
-                return checkpoint(forward, *args, use_reentrant=False, **kwargs, **given)
-            again = _Again(forward, args, kwargs)
-            return checkpoint(again, *_copied(args), use_reentrant=False, **_copied(kwargs), **given)
+            settings = {} if contexts is None else {"context_fn": contexts}
+            if not torch.compiler.is_compiling() and (given := GivenArguments(*args, *kwargs.values())):
+                forward = Again(self.name, forward, given)
+            return checkpoint(forward, *args, use_reentrant=False, **kwargs, **settings)
 
     def _first(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The first pass, after a trial; a block that cannot be computed again is left unwrapped."""
@@ -101,7 +103,8 @@ class Checkpointed:
         if iterators:
             reason = f"it holds an iterator ({iterators[0]}), which cannot be wound back"
         else:
-            reason, wanted = tried(forward, _copied(args), _copied(kwargs), self.block, self._state, still)
+            with GivenArguments(*args, *kwargs.values()).kept():
+                reason, wanted = tried(forward, args, kwargs, self.block, self._state, still)
         self._draw(drawn)
         if reason:
             self.left_alone = True
@@ -207,32 +210,14 @@ class _Recomputation:
         return ended
 
 
-class _Again:
-    """A forward method that changes the lists and dicts it is given (HRNet does): rerun with what they held at first."""
-
-    def __init__(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._forward = forward
-        self._first: tuple[tuple[Any, ...], dict[str, Any]] | None = (args, kwargs)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs it: the first time on the caller's own containers, which see what it changes, then on copies."""
-        if self._first is not None and not torch.compiler.is_compiling():
-            (args, kwargs), self._first = self._first, None
-            return self._forward(*args, **kwargs)
-        return self._forward(*_copied(args), **_copied(kwargs))
-
-
-def _copied(value: Any) -> Any:
-    """A value with its lists and dicts copied; the same object where there is none in it."""
-    if type(value) is list:
-        return [_copied(one) for one in value]
-    if type(value) is tuple:
-        parts = tuple(_copied(one) for one in value)
-        return value if all(one is other for one, other in zip(parts, value, strict=True)) else parts
-    return {name: _copied(one) for name, one in value.items()} if type(value) is dict else value
-
-
 def _policy(context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    if operator in _UNSEEN:
+        with about("checkpoint"):
+            raise InputError(
+                "checkpoint='selective' keeps the results of matmuls, and code of a block cuts one up by unsafe_chunk or "
+                "unsafe_split, whose parts may be overwritten without a trace (torch's GRU does so on a processor). Take "
+                "checkpoint='all'."
+            )
     return CheckpointPolicy.MUST_SAVE if operator in KEPT_OPERATORS else CheckpointPolicy.PREFER_RECOMPUTE
 
 

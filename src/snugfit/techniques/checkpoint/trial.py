@@ -29,7 +29,7 @@ def tried(
 ) -> tuple[str, Any]:
     """Runs a block once without keeping anything for backward, and puts back what it has moved.
 
-    `args`: those of the pass to come; containers among them are the caller's own to change.
+    `args`: those of the pass to come; what is changed in containers among them is the caller's to put back.
     `around`: context of the pass; it keeps batch norms from updating their statistics.
     `state`: the state that the block reaches; it learns what passes write into.
     Returns why the block cannot be computed again (empty: it can), and what it gave.

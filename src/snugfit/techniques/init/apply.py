@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -117,13 +118,16 @@ def settle(model: torch.nn.Module, *, device: torch.device, dtype: torch.dtype |
     kept = {id(table) for table in own_tables(model)} if dtype is not None else set()
     buffers: dict[int, tuple[weakref.ref[torch.Tensor], torch.Tensor]] = {}
 
+    def final_dtype(tensor: torch.Tensor) -> torch.dtype:
+        return tensor.dtype if dtype is None or not tensor.is_floating_point() or id(tensor) in kept else dtype
+
     def moved(tensor: torch.Tensor) -> torch.Tensor:
         known = buffers.get(id(tensor))
         if known is not None and known[0]() is tensor:
             return known[1]
         if own_part(tensor) is not tensor:  # shared out already, and where its recipe wants it
             return tensor
-        final = tensor.dtype if dtype is None or not tensor.is_floating_point() or id(tensor) in kept else dtype
+        final = final_dtype(tensor)
         if tensor.is_meta:  # its values are another process's, and come later
             return tensor if tensor.dtype == final else tensor.to(final)
         if final.itemsize <= tensor.dtype.itemsize:
@@ -135,6 +139,13 @@ def settle(model: torch.nn.Module, *, device: torch.device, dtype: torch.dtype |
             buffers[id(tensor)] = (weakref.ref(tensor), made)
         return made
 
+    # The hook of all modules would put new tensors in place also where nothing moves, which weights that others hold
+    # (DistributedDataParallel's) do not bear.
+    if all(
+        one.device == device and one.dtype == final_dtype(one)
+        for one in itertools.chain(model.parameters(), model.buffers())
+    ):
+        return model
     # By way of the hook of all modules: those that keep more than parameters and buffers (recurrent layers) extend it.
     model._apply(moved)  # type: ignore[no-untyped-call]
     return model

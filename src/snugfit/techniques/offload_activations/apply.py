@@ -103,7 +103,7 @@ class ActivationOffload(ModelTechnique):
         part, again = taken_apart(tensor)
         packed = self._packed(part)
         if packed is part:
-            return tensor
+            return _Stayed(tensor)
         return packed if part is tensor else (packed, again)
 
     def _packed(self, tensor: Tensor) -> Any:
@@ -112,7 +112,8 @@ class ActivationOffload(ModelTechnique):
         storage = tensor.untyped_storage()
         # A tensor that was written into since it was saved is another one (`_version`). The address of a storage may
         # come back after it has died: `source.expired()` tells.
-        key = (storage._cdata, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype, tensor._version)
+        view = (tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype, tensor.is_conj(), tensor.is_neg())
+        key = (storage._cdata, *view, tensor._version)
         known = self._stashed.get(key, _nothing)()
         if known is not None and not known.source.expired():  # type: ignore[no-untyped-call]
             return known
@@ -129,7 +130,7 @@ class ActivationOffload(ModelTechnique):
         return stashed
 
     def _moves(self, tensor: Tensor) -> bool:
-        if tensor.nbytes < MIN_BYTES or tensor.device.type != self.setup.device.type or tensor.layout != torch.strided:
+        if tensor.layout != torch.strided or tensor.device.type != self.setup.device.type or tensor.nbytes < MIN_BYTES:
             return False
         storage = tensor.untyped_storage()
         return storage.nbytes() >= tensor.nbytes and storage._cdata not in self._staying  # expanded views would grow
@@ -209,9 +210,29 @@ class _Stashed:
             self._offload.setup.copies.compute_waits_for(self._arriving[1])
 
 
+class _Stayed:
+    """A saved tensor that stays where it is. With hooks autograd no longer looks whether it was written into since."""
+
+    __slots__ = ("_tensor", "_version")
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor, self._version = tensor, tensor._version
+
+    def take(self) -> Tensor:
+        """Returns the tensor, which must be as it was."""
+        if self._tensor._version != self._version:
+            kind, shape = type(self._tensor).__name__, list(self._tensor.shape)
+            raise RuntimeError(
+                f"one of the variables needed for gradient computation has been modified by an inplace operation: {kind} "
+                f"{shape} is at version {self._tensor._version} and was saved at version {self._version}. Its backward pass "
+                "must come before it is changed (by optimizer.step(), for one)."
+            )
+        return self._tensor
+
+
 def _unpack(saved: Any) -> Tensor:
-    if isinstance(saved, Tensor):
-        return saved
+    if isinstance(saved, _Stayed):
+        return saved.take()
     packed, again = saved if isinstance(saved, tuple) else (saved, None)
     found: Tensor = packed._offload.fetch(packed)
     return found if again is None else again(found)
