@@ -77,7 +77,10 @@ class WhereOptions:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `snugfit export`."""
     parser.add_argument(
-        "recipe", metavar="RECIPE", type=output.some_path, help="recipe file, plan's JSON or run directory"
+        "recipe",
+        metavar="RECIPE",
+        type=output.some_path,
+        help="recipe file, plan's or estimate's JSON, or run directory",
     )
     options.add_options(parser, ExportOptions)
     parser.add_argument("-o", "--output", metavar="FILE", type=output.some_path, help="where. Default: stdout.")

@@ -144,6 +144,8 @@ def _typed(asked: Mapping[str, str], given: argparse.Namespace) -> argparse.Name
     words = [f"--{name.replace('_', '-')}={text}" for name, text in asked.items() if text and name != "model"]
     typed, args = parse(["serve", *words]), copy.copy(given)
     typed.model = asked["model"]
+    if typed.model != given.model:  # what was typed for the model that it began with is none of another's business
+        args.model_arg, args.task = typed.model_arg, typed.task
     for place in _FIELDS.values():
         setattr(args, place, getattr(typed, place))
     return args

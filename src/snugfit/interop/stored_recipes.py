@@ -76,7 +76,7 @@ def stored_run(path: Path, settings: Mapping[str, Any], *, batch_size: int) -> S
 
 
 def _document(path: Path) -> dict[str, Any]:
-    """The JSON of `snugfit plan`, `snugfit train` or `plan.json`, or a JSON recipe."""
+    """The JSON of `snugfit plan`, `snugfit train`, `snugfit estimate` or `plan.json`, or a JSON recipe."""
     named = f"recipe file {str(path)!r}"
     document = read_json(path, named, instead="Give what `snugfit plan --json` printed.")
     if not isinstance(document, dict) or not isinstance(document.get("recipe", document), dict):
@@ -92,7 +92,7 @@ def _settings(document: Mapping[str, Any]) -> dict[str, Any]:
         found = kept.get(inner) if isinstance(kept, dict) else None
         if isinstance(found, dict):
             return found
-    return {}
+    return {name: document[name] for name in ("batch_size", "gpus", "nodes") if document.get(name)}  # of an estimate
 
 
 def _subject(document: Mapping[str, Any]) -> tuple[str | None, int | None]:

@@ -97,7 +97,7 @@ def plan(
     from snugfit.training.given_optimizer import name_of
 
     title_of(model)
-    given = given_batches(batch, batches)
+    given = given_batches(batch, batches, step)
     pins = dict(pin or {})
     if step is not None:
         check_step(step, None, steps, loss, forward, split)

@@ -25,8 +25,9 @@ from bisect import bisect_left, insort
 from collections.abc import Callable
 from typing import NamedTuple
 
+from snugfit.errors import InputError
 from snugfit.recording.segments import ExpandableSegments
-from snugfit.units import MIB
+from snugfit.units import MIB, format_bytes
 
 MIN_BLOCK_BYTES = 512
 """Sizes are multiples of this (`kMinBlockSize`)."""
@@ -44,6 +45,8 @@ ROUND_LARGE_BYTES = 2 * MIB
 _SHIFT = 52
 _MASK = (1 << _SHIFT) - 1
 _NO_LIMIT = 1 << 62
+_MOST_BYTES = 1 << 43
+"""The largest request: addresses have 52 bits, and expandable segments a reach of 44."""
 _GAP = 2 * MIB  # between segments, so that blocks of two segments are never neighbours by address
 
 
@@ -248,6 +251,8 @@ class CachingAllocator:
 
     def _grow(self, pool: Pool, size: int) -> tuple[int, int]:
         """Gets memory from the card, giving cached segments back where needed (the middle of `malloc`)."""
+        if size > _MOST_BYTES:
+            raise InputError(f"one tensor would take {format_bytes(size)}, which no card has. Give a smaller batch.")
         if pool.small:
             wanted = SMALL_SEGMENT_BYTES
         elif size < MIN_LARGE_BYTES:

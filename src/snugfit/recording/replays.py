@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from snugfit.recording.allocator import ROUND_LARGE_BYTES, AllocatorConfig, CachingAllocator, OutOfMemory
 from snugfit.recording.replay import Replay, replay
-from snugfit.recording.tensor_bytes import allocator_for
+from snugfit.recording.tensor_bytes import TensorBytes, allocator_for
 from snugfit.recording.trace import ALLOC, EMPTY_CACHE, FREE, RESIZE, WORKSPACE, Trace
 
 if TYPE_CHECKING:
@@ -91,9 +91,12 @@ class Replays:
         """The smallest size of card, the context apart, on which the recording goes through: a multiple of 2 MiB.
 
         A card that gets full frees cached segments first, so this is at most the reserved peak of an unlimited replay. It
-        is found by bisection over replays, in steps of the smallest segment. Sizes in between may fail now and then
+        is found by bisection over replays, in steps of the smallest segment. Where tensors are counted (`TensorBytes`) it
+        is what they take. Sizes in between may fail now and then
         (another block is chosen); this one does not.
         """
+        if isinstance(self._config, TensorBytes):  # there are no segments, and the host's memory is the device's
+            return self.unlimited.peak_with_host_bytes
         step = ROUND_LARGE_BYTES
         # From what is certainly too little (less than what lives at once) to what is certainly enough.
         low = self.unlimited.peak_requested_bytes // step - 1

@@ -38,5 +38,5 @@ def _facts_of_budget(answer: BudgetAnswer) -> Iterator[tuple[str, str]]:
         yield (
             "may be faster",
             f"{recipe_in_words(answer.faster.recipe)}: {format_seconds(answer.faster.step_seconds)} a step, needs "
-            f"{format_bytes(answer.faster.need_bytes)} (composed, not simulated; a plan for this budget looks into it)",
+            f"{format_bytes(answer.faster.need_bytes)} (composed, not simulated)",
         )

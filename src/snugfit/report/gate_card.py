@@ -59,7 +59,10 @@ def _parts(
     """Yields tables: a title, rows of which the first are titles, and sentences under them."""
     rows: Rows = [("card", "", "room")]
     rows += [(card.name, "fits" if card.fits else "does not fit", room_in_words(card)) for card in estimate.devices]
-    yield "Cards" + (f", of each {budget}" if budget else ""), rows, ()
+    notes = ["Nothing is kept free for errors of the prediction: `snugfit plan` keeps a margin."]
+    if estimate.ranks and estimate.nccl_bytes is None and estimate.processor is None:
+        notes.append("NCCL comes on top: what it takes on such cards nobody has published.")
+    yield "Cards" + (f", of each {budget}" if budget else ""), rows, notes
     if comparison is None:
         return
     rows = [("", "baseline", "now", "change")]

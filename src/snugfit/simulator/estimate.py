@@ -99,7 +99,7 @@ def estimate(
     """
     cards = cards_of(device)
     assumptions = assumptions_from(assume)
-    title, given = title_of(model), given_batches(batch, batches)
+    title, given = title_of(model), given_batches(batch, batches, step)
     if step is not None:
         check_step(step, recipe, steps, loss, forward, split)
     else:

@@ -23,8 +23,13 @@ def batches_of(given: Any) -> list[Any]:
     return list(given.each) if isinstance(given, Batches) else [given]
 
 
-def given_batches(batch: Any, batches: Any) -> Any:
-    """Returns what was given as `batch` or as `batches`; `InputError` unless it is exactly one of them."""
+def given_batches(batch: Any, batches: Any, step: Any = None) -> Any:
+    """Returns what was given as `batch` or as `batches`; `InputError` unless it is exactly one of them.
+
+    `step`: a step of one's own, which may need no batch; any other one takes something.
+    """
+    if step is None and any(one is None for one in (batch, *(batches if isinstance(batches, list | tuple) else ()))):
+        raise InputError("a batch is None, on which nothing can be trained; give what your DataLoader yields.")
     if batches is None:
         if batch is NOT_GIVEN:
             raise InputError("no batch is given; give one as the second argument, or several as batches=[...].")

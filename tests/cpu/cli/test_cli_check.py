@@ -66,7 +66,10 @@ def grown():
 
 def test_what_fits_passes_and_what_does_not_is_a_table(there, capsys):
     assert main(["check", *WORDS, "--fits", "rtx-4090,a100-40gb"]) == 0
-    assert "a100-40gb  fits" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "a100-40gb  fits" in said and "Nothing is kept free" in said and "NCCL" not in said
+    assert main(["check", *WORDS, "--fits", "rtx-4090", "--gpus", "2"]) == 0
+    assert "NCCL comes on top" in capsys.readouterr().out
     assert main(["check", *WORDS, "--fits", "rtx-4090,a100-40gb", "--budget", "600MiB", "--json"]) == 3
     found = json.loads(capsys.readouterr().out)
     assert not found["fits"] and [card["fits"] for card in found["estimate"]["devices"]] == [False, False]

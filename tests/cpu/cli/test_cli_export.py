@@ -1,6 +1,7 @@
 """`snugfit export`: from a recipe, a plan or a run to another tool's file."""
 
 import json
+from pathlib import Path
 
 import pytest
 import yaml
@@ -64,6 +65,14 @@ def test_every_source_says_the_same(here, capsys, source):
     printed = capsys.readouterr()
     assert json.loads(printed.out) == EXPECTED.config
     assert "checkpoint=all" in printed.err and not (here / "ds_config.json").exists()
+
+
+def test_an_estimate_keeps_its_batch(here, capsys):
+    estimate = {"recipe": RECIPE.to_mapping(), "batch_size": 128, "gpus": 2, "nodes": 1, "title": "model.py:build"}
+    Path("estimate.json").write_text(json.dumps(estimate))
+    assert main(["export", "estimate.json", "--to", "hf"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert 2 * found["per_device_train_batch_size"] * found["gradient_accumulation_steps"] == 128
 
 
 def test_options_go_before_a_plans_settings(here, capsys):

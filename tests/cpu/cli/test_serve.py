@@ -76,6 +76,13 @@ def test_a_page_may_not_ask_for_files_or_nonsense(wanted, said):
         list(serve._answers(wanted, args, None, None))
 
 
+def test_what_belongs_to_the_first_model_is_none_of_another_ones():
+    args = parse(["serve", "model.py:build", "--model-arg", "width=64", "--task", "causal-lm"])
+    assert serve._typed({"model": "model.py:build"}, args).model_arg == ["width=64"]
+    other = serve._typed({"model": "torchvision:resnet18"}, args)
+    assert not other.model_arg and other.task is None
+
+
 @pytest.mark.parametrize("model", ["torchvision:resnet19", "absent.py:build"])
 def test_a_model_that_is_not_there_is_told_before_a_page_is(model, tmp_path):
     done = run_command("serve", model, cwd=tmp_path)

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from snugfit.errors import InputError
 from snugfit.recording.allocator import AllocatorConfig, CachingAllocator, OutOfMemory
 
 MIB = 2**20
@@ -360,6 +361,12 @@ def test_a_full_card_gives_cached_segments_back_and_tries_again(script, capacity
 def test_a_split_segment_cannot_be_given_back():
     with pytest.raises(OutOfMemory, match=f"needs {64 * MIB} more bytes at {64 * MIB} reserved"):
         play("a=64 a- b=12 c=64", capacity=100 * MIB)
+
+
+@pytest.mark.parametrize("expandable", [False, True])
+def test_more_than_any_card_has_is_refused(expandable):
+    with pytest.raises(InputError, match="one tensor would take 16.0 TiB, which no card has"):
+        CachingAllocator(AllocatorConfig(expandable_segments=expandable)).malloc(2**44)
 
 
 def test_expandable_segments_leave_no_slivers():

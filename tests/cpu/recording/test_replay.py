@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from snugfit.recording.allocator import AllocatorConfig
 from snugfit.recording.replay import Player, replay
 from snugfit.recording.replays import Replays
+from snugfit.recording.tensor_bytes import TensorBytes
 from snugfit.recording.trace_builder import TraceBuilder
 
 MIB = 2**20
@@ -90,6 +91,13 @@ def test_fits_takes_the_context_off():
     assert Replays(trace).fits(Card(50 * MIB, 10 * MIB)) == (False, -10 * MIB)
     assert Replays(trace).fits(Card(500 * MIB, 10 * MIB)) == (True, 440 * MIB)
     assert Replays(trace).fits(Card(None)) == (True, None)
+
+
+def test_where_tensors_are_counted_a_budget_is_exact_to_the_byte():
+    trace = trace_of("a=30 a- b=40 h:c=4 b- c-")
+    need = 44 * MIB
+    assert Replays(trace, TensorBytes()).smallest_bytes == need
+    assert Replays(trace, TensorBytes()).fits(Card(need + 5)) == (True, 5)
 
 
 def test_a_player_stops_inside_of_a_workspace():

@@ -127,6 +127,8 @@ def test_one_or_several_is_said_once(ask):
         ({"batch": X, "batches": [X]}, "both given"),
         ({"batches": []}, "list of batches is empty"),
         ({"batches": X}, "batches is a Tensor; give a list"),
+        ({"batch": None}, "a batch is None, on which nothing can be trained"),
+        ({"batches": [X, None]}, "a batch is None"),
     ]:
         with pytest.raises(InputError, match=words):
             ask(net(), loss=F.l1_loss, **given)

@@ -53,7 +53,7 @@ function answerOf(dial, position, found) {
   return [
     make("p", { class: "recipe", "data-field": "recipe" }, found.recipe), list,
     found.more || found.less ? make("p", { class: "faint" }, make("br"), "With more, ", found.more || "nothing that was simulated and fits the device is faster", ".", make("br"), "With less, ", found.less || "nothing that was simulated fits", ".") : null,
-    faster && make("p", { class: "composed-note", "data-field": "faster" }, `May be faster: ${faster.recipe}: ${faster.step} a step, needs ${faster.need} (composed, not simulated; a plan for this budget looks into it).`),
+    faster && make("p", { class: "composed-note", "data-field": "faster" }, `May be faster: ${faster.recipe}: ${faster.step} a step, needs ${faster.need} (composed, not simulated).`),
   ].filter(Boolean);
 }
 

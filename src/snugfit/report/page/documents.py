@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from snugfit.recipe import Recipe
+from snugfit.report.estimate_card import LATER
 from snugfit.report.page.dial import dial
 from snugfit.report.page.sections import (
     Section,
@@ -121,8 +122,13 @@ def _facts(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "model", f"{number(found['parameters']):,} parameters, batch of {found['batch_shape']}"
     yield "recipe", recipe_of(found["recipe"])
     yield "fidelity", fidelity_in_words(found["fidelity"])
-    context = f", {size(found['context_bytes'])} of it CUDA's context" if found["context_bytes"] else ""
-    yield "memory", f"{size(found['total_bytes'])}{context} (predicted)"
+    parts = (("context_bytes", "CUDA's context"), ("nccl_bytes", "NCCL"))
+    of_it = " and ".join(f"{size(found[key])} {what}" for key, what in parts if found[key])
+    yield "memory", f"{size(found['total_bytes'])}{f', of it {of_it}' if of_it else ''} (predicted)"
+    if found["ranks"] and found["nccl_bytes"] is None and found["processor"] is None:
+        yield "NCCL", "comes on top; what it takes on such cards nobody has published"
+    yield "steps", f"the first {found['steps']}; {LATER}" if found["steps"] is not None else ""
+    yield "answered", "; ".join(found["answered"])
     yield "peak", where_in_words(found)
     yield "host memory", size(found["host_bytes"]) if found["host_bytes"] else ""
     yield "time", f"{seconds(found['step_seconds'])} a step (predicted)" if found["step_seconds"] else ""
@@ -156,7 +162,7 @@ def _run(document: Mapping[str, Any]) -> Iterator[tuple[str, Section | None]]:
         ),
         ("recipe", recipe_of(document["recipe"])),
         ("fidelity", fidelity_in_words(document["fidelity"])),
-        ("time", seconds(document["seconds"]) if document["seconds"] is not None else ""),
+        ("whole run", seconds(document["seconds"]) if document["seconds"] is not None else ""),
         *((name.replace("_", " "), f"{number(value):.4g}") for name, value in metrics.items() if value is not None),
     ]
     yield "facts", {"rows": [list(row) for row in facts if row[1]]}

@@ -15,11 +15,14 @@ function serve(form) {
   let asking = null, waiting = null;
   const say = (text, wrong) => { status.textContent = text; status.className = wrong ? "error" : "faint"; };
 
+  const stale = is => document.getElementById("page").classList.toggle("stale", is); // an answer to another question
+
   async function ask() {
     if (asking) asking.abort();
     const mine = asking = new AbortController(), asked = Object.fromEntries(inputs.map(([input]) => [input.name, input.value.trim()]));
     if (!asked.model) return say("Name a model, such as torchvision:resnet50.");
     say("Asking ...");
+    stale(true);
     try {
       const answer = await fetch("answers", { method: "POST", signal: mine.signal, headers: { "Content-Type": "application/json" }, body: JSON.stringify({ tab, asked }) });
       const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
@@ -37,7 +40,7 @@ function serve(form) {
     }
   }
   function take({ doing, error, page }) {
-    if (page) show(page);
+    if (page) { show(page); stale(false); }
     if (error) say(error, true);
     else if (doing !== undefined) say(doing);
   }
