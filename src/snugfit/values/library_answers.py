@@ -67,7 +67,7 @@ def library_answers(values: ReadValues, answered: Answered) -> list[Change]:
         *(change for loss in losses for change in _wrapped(loss, "generalized_box_iou", _in_order, values)),
         *_recorded_outputs(),
         *lbfgs_goes_on(values, answered),
-        *packed_sequences(),
+        *packed_sequences(answered),
         (Distribution, "__init__", _valid(Distribution.__init__, values)),
         (Distribution, "_validate_sample", _valid(Distribution._validate_sample, values)),
     ]

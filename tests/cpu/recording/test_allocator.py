@@ -365,7 +365,7 @@ def test_a_split_segment_cannot_be_given_back():
 
 @pytest.mark.parametrize("expandable", [False, True])
 def test_more_than_any_card_has_is_refused(expandable):
-    with pytest.raises(InputError, match="one tensor would take 16.0 TiB, which no card has"):
+    with pytest.raises(InputError, match=r"one tensor would take 16\.0 TiB, which no card has"):
         CachingAllocator(AllocatorConfig(expandable_segments=expandable)).malloc(2**44)
 
 
