@@ -9,7 +9,7 @@ Examples:
   snugfit plan torchvision:vit_h_14 --batch-size 64 --device rtx-3090 --gpus auto
   snugfit plan --from plan.json --budget 10GiB      (plan.json: what --json printed, or -o plan.json wrote)
   snugfit plan --budget 16GiB --device rtx-4090 train.py --batch-size 32      (your script as it is: lines to paste into it)
-  snugfit plan --device rtx-4090 --gpus 4 train_ddp.py                        (as torchrun starts it; the same lines for each)
+  snugfit plan --device rtx-4090 --gpus 4 train_ddp.py                        (as torchrun starts it; lines for each process)
 
 Any recipe option given here is a pin: --precision bf16-mixed plans for that number format. The budget is that of each GPU;
 --gpus auto (or --minimize gpus) finds the fewest that do it, and says how long a step takes on 1, 2, 4, 8, ... of them.

@@ -102,8 +102,9 @@ _TITLES: dict[str, Any] = {
 }
 
 
-def _estimate(found: Mapping[str, Any]) -> Iterator[tuple[str, Section | None]]:
-    yield "facts", {"rows": [list(row) for row in _facts(found) if row[1]]}
+def _estimate(found: Mapping[str, Any], *, where: str = "") -> Iterator[tuple[str, Section | None]]:
+    """`where`: on which cards it takes the memory that is told, in words."""
+    yield "facts", {"rows": [list(row) for row in _facts(found, where) if row[1]]}
     yield from _of_estimate(found).items()
 
 
@@ -118,13 +119,13 @@ def _of_estimate(found: Mapping[str, Any]) -> dict[str, Section | None]:
     }
 
 
-def _facts(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _facts(found: Mapping[str, Any], where: str) -> Iterator[tuple[str, str]]:
     yield "model", f"{number(found['parameters']):,} parameters, batch of {found['batch_shape']}"
     yield "recipe", recipe_of(found["recipe"])
     yield "fidelity", fidelity_in_words(found["fidelity"])
     parts = (("context_bytes", "CUDA's context"), ("nccl_bytes", "NCCL"))
     of_it = " and ".join(f"{size(found[key])} {what}" for key, what in parts if found[key])
-    yield "memory", f"{size(found['total_bytes'])}{f', of it {of_it}' if of_it else ''} (predicted)"
+    yield "memory", f"{size(found['total_bytes'])}{where}{f', of it {of_it}' if of_it else ''} (predicted)"
     if found["ranks"] and found["nccl_bytes"] is None and found["processor"] is None:
         yield "NCCL", "comes on top; what it takes on such cards nobody has published"
     yield "steps", f"the first {found['steps']}; {LATER}" if found["steps"] is not None else ""
@@ -135,12 +136,12 @@ def _facts(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     machines = f" in each of {found['nodes']} machines" if number(found["nodes"]) > 1 else ""
     yield (
         "GPUs",
-        f"{found['gpus']}{machines} share the batch; the bytes are those of the fullest" if found["ranks"] else "",
+        f"{found['gpus']}{machines}, a process each; the bytes are those of the fullest" if found["ranks"] else "",
     )
 
 
 def _plan(document: Mapping[str, Any]) -> Iterator[tuple[str, Section | None]]:
-    yield from _estimate(document["estimate"])
+    yield from _estimate(document["estimate"], where=" where memory is not short")
     yield from _planned(document).items()
 
 
