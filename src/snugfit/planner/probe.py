@@ -154,7 +154,7 @@ def measured(recorded: Recording, recipe: Recipe, place: Place, *, as_it_runs: b
     nccl_bytes = among(place.card, groups_of(recipe, ranks)).nccl_bytes or 0
     return Probe(
         recipe=recipe,
-        need_bytes=held if place.on_cpu else replays.smallest_bytes + nccl_bytes,
+        need_bytes=replays.smallest_bytes + nccl_bytes,
         total_bytes=held + place.card.context_bytes + nccl_bytes,
         allocated_bytes=played.peak_allocated_bytes,
         host_bytes=machine_host_bytes(recorded),

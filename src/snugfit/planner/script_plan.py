@@ -42,6 +42,7 @@ _THEIRS = LOOP_FIELDS - {"optimizer"}
 """Fields that belong to the script's own loop."""
 _ALONE = ("adapter", "quantize")
 """Fields that make new weights, which several processes would each train for themselves: theirs were shared before."""
+_SHARED = "the script's processes share their weights before it could be"
 
 
 def plan_script(
@@ -69,7 +70,7 @@ def plan_script(
     alone = (gpus or 1) * nodes == 1
     if not alone:
         forbidden.update(_ALONE)
-    _check_pins(asked, forbidden)
+    _check_pins(asked, forbidden, alone=alone)
     assumed = assumptions_from(assume).completed(ASSUMED)
     record = functools.partial(_record, path, list(arguments), assumed, gpus, nodes)
     subject = functools.partial(_subject, script, Workload(gpus=gpus or 1, nodes=nodes))
@@ -87,7 +88,7 @@ def plan_script(
         forbidden.add("precision")
     if style == "torch":
         forbidden |= set(Recipe().to_mapping()) - set(_OF_TORCH)
-    _check_pins(asked, forbidden, seen.own_precision)
+    _check_pins(asked, forbidden, seen.own_precision, alone=alone)
     wanted = dataclasses.replace(asked, forbidden=asked.forbidden | forbidden)
     before, fused = first, False
     quietly = subject(functools.partial(record, None, quiet=True))
@@ -192,17 +193,18 @@ def _is_better(probe: Probe | None, other: Probe) -> bool:
     return ours[0] <= theirs[0] * 1.001 and ours[1] <= theirs[1] and ours != theirs
 
 
-def _check_pins(asked: Constraints, forbidden: set[str], own_precision: str = "") -> None:
+def _check_pins(asked: Constraints, forbidden: set[str], own_precision: str = "", *, alone: bool) -> None:
     """Raises where something is pinned that cannot be put around the script."""
     if pinned := sorted(forbidden & asked.pins.keys()):
-        raise RecipeError([_not_pinned(name, own_precision) for name in pinned], subject="plan of a script")
+        problems = [_not_pinned(name, own_precision, alone=alone) for name in pinned]
+        raise RecipeError(problems, subject="plan of a script")
 
 
-def _not_pinned(name: str, own_precision: str) -> str:
+def _not_pinned(name: str, own_precision: str, *, alone: bool) -> str:
     if name == "precision" and own_precision:
         return f"precision is pinned, and the script has its own: {own_precision}. Leave it out."
-    if name in _ALONE:
-        return f"{name} is pinned, and the script's processes share their weights before it could be. Leave it out."
+    if name in _ALONE and not alone:
+        return f"{name} is pinned, and {_SHARED}. Leave it out."
     if name in _THEIRS:
         return f"{name} is pinned, and belongs to the script's own loop. Leave it out."
     return f"{name} is pinned, and no line of plain torch. Take --as snugfit for it."
@@ -214,7 +216,7 @@ def _reasons(lines: Lines, *, fused: bool, alone: bool, asked: Constraints) -> I
         if name in _THEIRS:
             yield name, "off: it belongs to the script's own loop."
         elif name in _ALONE and not alone:
-            yield name, "off: the script's processes share their weights before it could be."
+            yield name, f"off: {_SHARED}."
         elif lines.style == "torch" and name not in _OF_TORCH:
             yield name, "off: no line of plain torch says it (--as snugfit)."
         elif name == "precision" and lines.seen.own_precision:

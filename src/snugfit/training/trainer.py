@@ -80,8 +80,8 @@ class Trainer:
         self.averages = None if decay is None else AveragedWeights(self.update.optimizer, decay)
         """Moving averages of the weights; None: none are kept."""
         self._replaced = self._called = False
-        self._before: Fidelity | None = None
-        self._stepped = False
+        self._before: Fidelity | None = None  # of the recipes that steps were taken by before the present one
+        self._stepped = False  # by the present one
 
     @property
     def fidelity(self) -> Fidelity:

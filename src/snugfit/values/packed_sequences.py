@@ -49,11 +49,7 @@ def packed_sequences(answered: Callable[[str], None]) -> list[Change]:
             return pads(data, batch_sizes, batch_first, padding, length)  # type: ignore[no-any-return]
         with without_modes():
             counts = batch_sizes.tolist()
-        padded = data.new_full((length, counts[0], *data.shape[1:]), padding)
-        for begin, end, offset in _runs(counts):
-            taken = counts[begin] * (end - begin)
-            run = data[offset : offset + taken].view(end - begin, counts[begin], *data.shape[1:])
-            padded[begin:end, : counts[begin]].copy_(run)
+        padded = _into_corners(data.new_full((length, counts[0], *data.shape[1:]), padding), data, counts)
         lengths = [sum(count > row for count in counts) for row in range(counts[0])]
         return padded.transpose(0, 1) if batch_first else padded, torch.tensor(lengths)
 
@@ -84,12 +80,17 @@ class _Pack(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        padded = grad.new_zeros(ctx.shape)
-        for begin, end, offset in _runs(ctx.counts):
-            count, rest = ctx.counts[begin], grad.shape[1:]
-            run = grad[offset : offset + count * (end - begin)].view(end - begin, count, *rest)
-            padded[begin:end, :count].copy_(run)
+        padded = _into_corners(grad.new_zeros(ctx.shape), grad, ctx.counts)
         return padded.transpose(0, 1) if ctx.batch_first else padded, None, None
+
+
+def _into_corners(padded: Tensor, packed: Tensor, counts: list[int]) -> Tensor:
+    """Copies each run of what is packed into its corner of a padded tensor, and returns that."""
+    for begin, end, offset in _runs(counts):
+        count = counts[begin]
+        run = packed[offset : offset + count * (end - begin)].view(end - begin, count, *packed.shape[1:])
+        padded[begin:end, :count].copy_(run)
+    return padded
 
 
 def _runs(counts: list[int]) -> Iterator[tuple[int, int, int]]:

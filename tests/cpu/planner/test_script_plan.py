@@ -173,9 +173,10 @@ AUTOCAST = "    with torch.autocast(device, torch.bfloat16):\n        logits = m
         ("model.make_optimizer(1e-3)", "torch.optim.SGD([])", [], "optimizer got an empty parameter list"),
         ("", "", ["--pin", "microbatch_size=1"], "belongs to the script's own loop"),
         ("", "", ["--as", "torch", "--pin", "offload_activations=all"], "no line of plain torch"),
+        ("", "", ["--as", "torch", "--pin", "adapter=lora", "--allow", "different"], "no line of plain torch"),
         ("    logits = model(x)\n", AUTOCAST, ["--precision", "bf16-mixed"], "under autocast already"),
     ],
-    ids=["no step", "no parameters", "of the loop", "of torch", "its own precision"],
+    ids=["no step", "no parameters", "of the loop", "of torch", "of torch alone", "its own precision"],
 )
 def test_what_cannot_be_planned_is_told_in_one_line(folder, capsys, before, after, words, said):
     written(folder, train=SCRIPT.replace(before, after))
