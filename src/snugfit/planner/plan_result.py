@@ -21,16 +21,16 @@ from snugfit.simulator.prediction import Estimate
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class GpusTried:
-    """A number of GPUs that a plan was looked for on."""
+    """A number of GPUs on which something that fits was looked for."""
 
     gpus: int
     """GPUs of each machine."""
     nodes: int
     """Machines."""
     fits: bool
-    """Whether one was found."""
+    """Whether something was found."""
     step_seconds: float | None
-    """Predicted seconds of a step by it."""
+    """Predicted seconds of a step by it; on more GPUs than the plan is for, the fastest of a few recipes."""
     recipe: Recipe | None
     """Its recipe."""
 

@@ -135,9 +135,7 @@ class Planner:
         capacity = self.capacity_bytes(budget_bytes)
         if self._weights_do_not_fit(capacity):
             raise self._does_not_fit(budget_bytes, Smallest(self.space()))
-        if self._microbatches.pending:
-            self._simulate_first()
-            self._microbatches.look(self._plain(), self.constraints, self.simulations.call)
+        self.look_at_microbatches()
         best = self._found(capacity)
         if best is None:
             smallest = self._smallest()
@@ -166,6 +164,12 @@ class Planner:
             if best.recipe.compile != "none" or search.best(capacity) is best:
                 break
         return self._plan(best, fallbacks, budget_bytes, capacity)
+
+    def look_at_microbatches(self) -> None:
+        """Finds out, once, whether they add up to the batch."""
+        if self._microbatches.pending:
+            self._simulate_first()
+            self._microbatches.look(self._plain(), self.constraints, self.simulations.call)
 
     def _weights_do_not_fit(self, capacity: int) -> bool:
         """Whether the weights alone are too large, however they are held; then nothing is simulated for it."""

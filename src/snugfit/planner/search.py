@@ -57,8 +57,13 @@ class Candidate:
 class Search:
     """Looks for the fastest recipe within a capacity, and keeps what it learned for the next capacity."""
 
-    def __init__(self, space: Space, no_use: set[str]) -> None:
-        """Simulates what composition starts from; `no_use`: as for `Variants`, shared by several searches."""
+    def __init__(self, space: Space, no_use: set[str], most_probes: int = MOST_PROBES) -> None:
+        """Simulates what composition starts from.
+
+        `no_use`: as for `Variants`, shared by several searches.
+        `most_probes`: recipes that may be simulated for one budget.
+        """
+        self._may_simulate = most_probes
         self.simulations, self.space = space.simulations, space
         self._corrections = Corrections()
         self._take_switches()
@@ -91,7 +96,7 @@ class Search:
     def renew(self) -> None:
         """Allows as many new simulations again as one budget may take."""
         self._most_operators = self.simulations.operators + MOST_OPERATORS
-        self._most_probes = len(self.simulations.probes) + MOST_PROBES
+        self._most_probes = len(self.simulations.probes) + self._may_simulate
 
     # The search ----------------------------------------------------------------------------------------------------
 

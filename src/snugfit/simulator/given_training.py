@@ -219,7 +219,7 @@ class GivenTraining(Session):
     def once(self, chance: Chance) -> Recording:
         """Records it with fewer microbatches, where three of them tell what all do."""
         if self.recipe.microbatch_size is not None:
-            fewer = self.split = FewerPieces(self.given.get("split"))
+            fewer = self.split = FewerPieces(self.given.get("split"), last=self.workload.ranks > 1)
             recording = self._compiled(chance)
             # None: the second and the third microbatch did not do the same, so that none may stand for others.
             found = repeats(recording.trace, fewer.left_out)

@@ -3,7 +3,8 @@
 A step of 64 microbatches does the same thing 64 times. From the second on, the gradients exist; from the third on, the
 allocator's cache has seen one whole round as well, so nothing new happens. The first step runs two of them, later steps
 three, and the trace says how often the third stands for others (`Trace.repeats`), which the clock goes through again.
-That the second and the third took down the same is checked; where they did not, all are simulated.
+That the second and the third took down the same is checked; where they did not, all are simulated. Of several processes the
+last microbatch is simulated as well, after which gradients are sent.
 """
 
 from __future__ import annotations
@@ -22,25 +23,42 @@ FIRST_STEP, LATER_STEPS = 2, 3
 class FewerPieces:
     """Cuts a batch as the step would, and leaves out what would only repeat."""
 
-    def __init__(self, split: Callable[[Any, int], list[Any]] | None) -> None:
-        """Wraps the caller's way of cutting, or None for dimension 0."""
-        self._split = split or split_batch
+    def __init__(self, split: Callable[[Any, int], list[Any]] | None, *, last: bool = False) -> None:
+        """Wraps the caller's way of cutting, or None for dimension 0.
+
+        `last`: whether the last microbatch is kept in any case: it does more than others where processes send gradients
+        after it.
+        """
+        self._split, self._last = split or split_batch, last
+        self._first: set[int] = set()
+        """Identities of the first step's pieces, of one of which several processes cut a sample in between."""
         self.left_out: list[list[tuple[int, int]]] = []
         """For each step: position of a microbatch among those that run -> how many like it were left out after it."""
 
     def __call__(self, batch: Any, size: int) -> list[Any]:
         """Returns the microbatches to simulate, in order, without those that would only repeat."""
+        if id(batch) in self._first:
+            self._first = set()
+            return self._split(batch, size)
         most = LATER_STEPS if self.left_out else FIRST_STEP
         if self._split is split_batch and size < batch_length(batch):
-            return self._cut(batch, size, most)
+            kept = self._cut(batch, size, most)
+        else:
+            kept = self._chosen(self._split(batch, size), most)
+        if self._last and len(self.left_out) == 1:
+            self._first = set(map(id, kept))
+        return kept
+
+    def _chosen(self, pieces: list[Any], most: int) -> list[Any]:
+        """Leaves out pieces behind several of the same shapes."""
         kept: list[Any] = []
         left_out: list[tuple[int, int]] = []
         before, alike = None, 0
-        for piece in self._split(batch, size):
+        for number, piece in enumerate(pieces, 1):
             shapes = [(tensor.shape, tensor.dtype) for tensor in tensors_of(piece)]
             alike = alike + 1 if shapes == before else 1
             before = shapes
-            if alike <= most:
+            if alike <= most or (self._last and number == len(pieces)):
                 kept.append(piece)
             elif alike == most + 1:
                 left_out.append((len(kept) - 1, 1))
@@ -52,11 +70,13 @@ class FewerPieces:
     def _cut(self, batch: Any, size: int, most: int) -> list[Any]:
         """Cuts only the kept pieces along dimension 0, where all but the last are alike."""
         length = batch_length(batch)
-        whole = length // size
-        kept = min(whole, most)
-        self.left_out.append([(kept - 1, whole - kept)] if whole > kept else [])
-        rest = [whole * size] if length % size else []
-        return [cut(batch, start, size, length) for start in [*range(0, kept * size, size), *rest]]
+        starts = range(0, length, size)
+        # A shorter one at the end is no piece like the others.
+        ends = 1 if length % size or self._last else 0
+        alike = len(starts) - ends
+        kept = min(alike, most)
+        self.left_out.append([(kept - 1, alike - kept)] if alike > kept else [])
+        return [cut(batch, start, size, length) for start in [*starts[:kept], *starts[alike:]]]
 
 
 def repeats(trace: Trace, left_out: list[list[tuple[int, int]]]) -> tuple[Repeat, ...] | None:

@@ -30,21 +30,26 @@ def record_all(model, recipe, batch, arguments):
 
 
 @pytest.mark.parametrize(
-    "model, size, change",
+    "model, size, change, gpus",
     [
-        ("mlp", 2, {}),
-        ("cnn", 3, {}),
-        ("vit", 2, {"checkpoint": "all"}),
-        ("vit", 2, {"offload_activations": "all"}),
-        ("vit", 1, {"precision": "16-mixed"}),
-        ("vit", 4, {"precision": "bf16-true", "accumulate_dtype": "fp32"}),
-        ("tied", 5, {"offload_optimizer": True}),
+        ("mlp", 2, {}, 1),
+        ("cnn", 3, {}, 1),
+        ("vit", 2, {"checkpoint": "all"}, 1),
+        ("vit", 2, {"offload_activations": "all"}, 1),
+        ("vit", 1, {"precision": "16-mixed"}, 1),
+        ("vit", 4, {"precision": "bf16-true", "accumulate_dtype": "fp32"}, 1),
+        ("tied", 5, {"offload_optimizer": True}, 1),
+        ("mlp", 1, {}, 2),
+        ("cnn", 3, {"reduce_gradients": "microbatch"}, 2),
+        ("vit", 1, {"shard": "full", "checkpoint": "all"}, 2),
+        ("vit", 2, {"shard": "gradients"}, 2),
+        ("vit", 1, {"shard": "full", "reduce_gradients": "microbatch", "offload_optimizer": True}, 4),
     ],
 )
-def test_nothing_is_missed(pool, model, size, change):
+def test_nothing_is_missed(pool, model, size, change, gpus):
     recipe = Recipe(microbatch_size=size, **change)
     (batch,) = small_models.make_batches(model, 32, 1, torch.float32)
-    given = {"arguments": {"loss": small_models.cross_entropy}}
+    given = {"arguments": {"loss": small_models.cross_entropy, "gpus": gpus}}
     module = small_models.make_model(model, torch.float32)
     short = simulate_training(module, recipe, batch, pool=pool, **given).trace
     whole = pool.call(record_all, module, recipe, batch, **given).trace
@@ -67,6 +72,8 @@ def test_odd_pieces_are_kept():
     assert [len(piece) for piece in fewer(batch, 2)] == [2, 2, 1]
     assert [len(piece) for piece in fewer(batch, 2)] == [2, 2, 2, 1]
     assert fewer.left_out == [[(1, 9)], [(2, 8)]]
+    last = pieces.FewerPieces(None, last=True)
+    assert [len(piece) for piece in last(batch[:22], 2)] == [2, 2, 2] and last.left_out == [[(1, 8)]]
     several = pieces.FewerPieces(lambda batch, size: [torch.zeros(n) for n in (4, 4, 4, 2, 2, 2, 4)])
     assert [len(piece) for piece in several(batch, 2)] == [4, 4, 2, 2, 4]
     assert several.left_out == [[(1, 1), (3, 1)]]
