@@ -24,6 +24,7 @@ from snugfit.devices import DEVICES
 from snugfit.errors import InputError, did_you_mean
 from snugfit.fields import field_infos
 from snugfit.recipe import Recipe
+from snugfit.units import parse_bytes
 
 if TYPE_CHECKING:
     from snugfit.workers.pool import Pool
@@ -74,6 +75,8 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(f"{args.model} is a script, and the page changes models by name. Give {args.model}:FUNCTION.")
     args.device = args.device or _DEFAULT_DEVICE
     _check(_asked_first(args), args)
+    if args.budget is not None:
+        parse_bytes(args.budget, what="budget")
     logging.getLogger("snugfit").setLevel(logging.WARNING)  # a line for each request is the log
     if args.port is not None and args.port > 65535:
         raise InputError(f"--port is {args.port}; give a port from 1 to 65535, or leave it out.")

@@ -55,9 +55,9 @@ class Claims:
         for parameter in parameters:
             if parameter in optimizer.state:
                 tensors = (one for one in optimizer.state[parameter].values() if isinstance(one, torch.Tensor))
-                self._ledger.claim(
-                    map(collectives.own_part, tensors), "optimizer_state", self._modules.owner(parameter)
-                )
+                # What is updated may be a share of a weight, a tensor of its own on the weight's memory.
+                module = self._modules.owner(parameter) or self._ledger.module(collectives.own_part(parameter))
+                self._ledger.claim(map(collectives.own_part, tensors), "optimizer_state", module)
 
     @contextmanager
     def optimizers(self) -> Iterator[None]:

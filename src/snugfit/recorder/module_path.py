@@ -26,6 +26,8 @@ class ModulePath:
         """Paths of the modules whose forward is under way, outermost first."""
         self._names: dict[int, str] = {}
         self._owners: dict[int, str] = {}
+        self._owned: dict[int, list[int]] = {}
+        """Identity of a watched model -> those of its parameters."""
         self._alive: dict[int, weakref.ref[Any]] = {}
         self._numbers: list[int] = [0]
         self._paths: list[str] = [""]
@@ -47,7 +49,11 @@ class ModulePath:
             for parameter in module._parameters.values():
                 if parameter is not None:
                     owners.setdefault(id(parameter), path)  # a tied one belongs to the first
-        # A model that is watched again may have new parameters, at the identities of those that it had before.
+        # One that is watched again may have new parameters, and what it had before may be gone: another tensor, such as a
+        # share of a weight, may have that identity now. (A weak reference would bar torch from swapping a parameter.)
+        for gone in self._owned.get(id(model), ()):
+            self._owners.pop(gone, None)
+        self._owned[id(model)] = list(owners)
         self._owners.update(owners)
 
     def _forget(self, key: int) -> None:

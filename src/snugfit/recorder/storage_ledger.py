@@ -138,6 +138,11 @@ class StorageLedger:
         ref = self._alive.get(tensor.untyped_storage()._cdata)
         return self.builder.category(ref.index) if ref is not None and ref.claimed else None
 
+    def module(self, tensor: torch.Tensor) -> str:
+        """Returns the module that a tensor was claimed for, such as a weight's; empty where it was not or is not known."""
+        ref = self._alive.get(tensor.untyped_storage()._cdata)
+        return self.builder.module(ref.index) if ref is not None and ref.claimed else ""
+
     def largest_of(self, numbers: range) -> tuple[int, str, str]:
         """Returns bytes, operator and line of the largest of some storages that is alive on the device, if one is."""
         found = [ref for ref in self._alive.values() if ref.on_device and ref.index in numbers]

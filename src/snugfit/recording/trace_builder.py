@@ -119,6 +119,11 @@ class TraceBuilder:
         """Assigns a storage to a module, where that is not the one it was made in."""
         self._storages[storage][_MODULE] = module
 
+    def module(self, storage: int) -> str:
+        """Returns the module of a storage so far."""
+        module: str = self._storages[storage][_MODULE]
+        return module
+
     def all_on_host(self) -> None:
         """Moves all storages so far to the host."""
         for row in self._storages:

@@ -83,10 +83,17 @@ def test_what_belongs_to_the_first_model_is_none_of_another_ones():
     assert not other.model_arg and other.task is None
 
 
-@pytest.mark.parametrize("model", ["torchvision:resnet19", "absent.py:build"])
-def test_a_model_that_is_not_there_is_told_before_a_page_is(model, tmp_path):
-    done = run_command("serve", model, cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (2, "") and model.partition(":")[0] in done.stderr, done.stderr
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        (["torchvision:resnet19"], "torchvision"),
+        (["absent.py:build"], "absent.py"),
+        (["torchvision:resnet18", "--budget", "0"], "budget '0' is not understood"),
+    ],
+)
+def test_what_is_wrong_is_told_before_a_page_is(words, said, tmp_path):
+    done = run_command("serve", *words, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "") and said in done.stderr, done.stderr
     assert "Traceback" not in done.stderr
 
 
