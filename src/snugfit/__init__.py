@@ -47,7 +47,7 @@ _LATE = {
     "Estimate": "snugfit.simulator.prediction",
     "Plan": "snugfit.planner.plan_result",
     "TrainResult": "snugfit.runs.result",
-    "Trainer": "snugfit.training.step",
+    "Trainer": "snugfit.training.trainer",
     "apply": "snugfit.training.apply",
     "estimate": "snugfit.simulator.estimate",
     "estimate_for": "snugfit.interop.trainer_estimate",

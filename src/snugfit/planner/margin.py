@@ -55,7 +55,7 @@ _MARGINS = {
         share=0.01,
         source="1 %: the tolerance that 76 CPU runs kept on the processor of benchmarks/results/cpu_truth.json",
     ),
-    CUDA: Margin(share=0.03, source="3 %: what 133 runs on an H100 leave room for (docs/accuracy.md)"),
+    CUDA: Margin(share=0.03, source="3 %: what the tensors of 133 runs on an H100 leave room for (docs/accuracy.md)"),
 }
 
 

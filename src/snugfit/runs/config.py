@@ -21,6 +21,7 @@ from snugfit.runs.processes import DEFAULT_TIMEOUT, processes_here
 from snugfit.runs.request import Given, Request, free_directory, is_named, resume_command, short_name
 from snugfit.runs.run_dir import DEFAULT_KEEP, check_new
 from snugfit.runs.run_files import RunFiles, check_held
+from snugfit.techniques import TECHNIQUES
 from snugfit.training.run_results import CHECKPOINTS
 from snugfit.units import format_bytes, parse_bytes
 from snugfit.workload import DEFAULT_BATCH_SIZE, Workload
@@ -28,8 +29,12 @@ from snugfit.workload import DEFAULT_BATCH_SIZE, Workload
 CHANGEABLE = ("epochs", "max_steps", "evaluate", "eval_every", "save_every", "patience", "gpus", "nodes")
 """Training settings that a resumed run may be given anew: how long, how often and by how many, not what a step does."""
 
-FIXED = ("precision", "optimizer")
-"""Recipe fields that a resumed run keeps; the others only say how the same step is held in memory."""
+FIXED = (
+    "precision",
+    "optimizer",
+    *(field for row in TECHNIQUES if row.name in ("adapter", "quantize") for field in row.fields),
+)
+"""Recipe fields that a resumed run keeps, which say what is trained; the others only how the same step is held in memory."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -211,7 +216,7 @@ def _changed(
     if problems:
         problems[-1] += (
             " Leave that out, or start another run. What may change here: "
-            f"{', '.join(free)}, device, and the recipe except precision and optimizer."
+            f"{', '.join(free)}, device, and the recipe except precision, optimizer, adapter and quantize."
         )
         raise RecipeError(problems, subject=f"{option('resume')} goes on with the run as it was started")
     Run(wanted, settings)

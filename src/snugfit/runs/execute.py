@@ -60,6 +60,9 @@ def execute(config: RunConfig) -> TrainResult:
         job = open_job(config.request, download=config.download)
         check_loggers(config.log_to)
         job.check()
+        known = None if config.request.given.data is not None else job.data.fingerprint()
+        if run_dir is not None and known is not None:
+            run_dir.check_data(known)
         chosen = processes.from_first(lambda: _decided(config, job, where, processes))
         where.check(chosen.recipe)
         chosen = with_rivals_to_time(chosen, where, job.steps)
@@ -83,7 +86,7 @@ def execute(config: RunConfig) -> TrainResult:
         layout_of(trainer.model.state_dict())  # what cannot be saved is said before the first step
         watch = BudgetWatch(meter, trainer, chosen.predicted)
         if run_dir is None:
-            run_dir = around.enter_context(_begun(config, job, chosen, processes))
+            run_dir = around.enter_context(_begun(config, job, chosen, known, processes))
         else:
             run_dir.describe(chosen.recipe, job.request.to_mapping())
         tuning = watch_tuning(trainer, chosen, run_dir, meter)
@@ -115,14 +118,19 @@ def execute(config: RunConfig) -> TrainResult:
     return TrainResult.of(summary, model, first=processes.first)
 
 
-def _begun(config: RunConfig, job: Job, chosen: Chosen, processes: Processes) -> RunDirectory:
-    """The directory of a new run; the first process makes it, and the others go on when it is there."""
+def _begun(config: RunConfig, job: Job, chosen: Chosen, known: str | None, processes: Processes) -> RunDirectory:
+    """The directory of a new run; the first process makes it, and the others go on when it is there.
+
+    `known`: a fingerprint of the data.
+    """
     path, keep = config.run_dir, config.keep_checkpoints
     if not processes.first:
         processes.all(None)
         return RunDirectory(path, keep=keep, writes=False)
     kept = job.request.to_mapping()
     made = RunDirectory.create(path, chosen.recipe, kept, plan=chosen.plan, overwrite=config.overwrite, keep=keep)
+    if known is not None:
+        made.note_data(known)
     processes.all(None)
     return made
 

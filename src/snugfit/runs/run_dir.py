@@ -21,6 +21,7 @@ from snugfit.atomic_file import TEMPORARY_PREFIX, remove_leftovers, replaced_fil
 from snugfit.errors import InputError, TrainingError, option
 from snugfit.recipe import Recipe
 from snugfit.runs.run_files import (
+    DATA,
     METRICS,
     PLAN,
     RECIPE,
@@ -122,7 +123,7 @@ class RunDirectory(RunFiles):
             was_run = (path / _LOCK).exists()
             run = cls(path, keep=keep)
             # The workload makes the directory a run, so it goes first when a run is removed and is written last.
-            for name in (WORKLOAD, RECIPE, PLAN, METRICS, SUMMARY, SAVED, START, SHORTAGES):
+            for name in (WORKLOAD, RECIPE, PLAN, METRICS, SUMMARY, SAVED, START, DATA, SHORTAGES):
                 (path / name).unlink(missing_ok=True)
             if was_run:
                 remove_results(path)
@@ -163,6 +164,10 @@ class RunDirectory(RunFiles):
     def note_start(self, fingerprint: str) -> None:
         """Records a fingerprint of the weights that the run starts from."""
         self._note({START: f"{fingerprint}\n"})
+
+    def note_data(self, fingerprint: str) -> None:
+        """Records a fingerprint of the data that the run begins with."""
+        self._note({DATA: f"{fingerprint}\n"})
 
     def note_tuned(self, recipe: Recipe, plan: str) -> None:
         """Takes note of the recipe that the first steps have found to be the fastest, and of a `plan.json` that says so."""

@@ -33,6 +33,8 @@ SAVED = ".saved"
 """File with the step of the last checkpoint, by which a run notices that its checkpoints are gone."""
 START = ".start"
 """File with a fingerprint of the starting weights, where the run packs them and they came from a file."""
+DATA = ".data"
+"""File with a fingerprint of the data that the run began with, where that is known by a name."""
 SHORTAGES = ".out-of-memory"
 """File with a line for each process that ran out of memory, and for each recipe that was chosen then (`restart.py`)."""
 
@@ -75,6 +77,16 @@ class RunFiles:
             f"{aside}, so the run cannot go on from there. Put step-*.ckpt back, or start the run again from step 0 with "
             f"{option('overwrite')} in place of {option('resume')}."
         )
+
+    def check_data(self, fingerprint: str) -> None:
+        """Raises `InputError` where the data is not what the run began with; an older run does not know."""
+        noted = self.path / DATA
+        if noted.is_file() and noted.read_text(encoding="utf-8").strip() != fingerprint:
+            raise InputError(
+                f"the data of the run in {str(self.path)!r} has changed since it began: it has other samples or classes, so "
+                "that what is trained and tested on would be cut otherwise. Put it back as it was, or start another run "
+                f"({option('weights')}: from what this one has learned)."
+            )
 
     def _last_saved(self) -> int | None:
         """The step of the last checkpoint, None where none was written; a summary follows a checkpoint."""

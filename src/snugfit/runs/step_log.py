@@ -83,7 +83,7 @@ class StepLog:
         self.waits.step_seconds += lap
         rows = []
         for (step, rate, *_), weight, loss in zip(self._pending, weights, losses, strict=True):
-            at.loss_sum += loss * weight
+            at.loss_sum += loss if self._task.loss_is_sum else loss * weight
             at.loss_samples += weight
             rows.append(
                 {"step": step, "epoch": at.epoch, "loss": loss, "lr": rate, "samples_per_second": samples / lap}

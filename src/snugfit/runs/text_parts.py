@@ -16,7 +16,7 @@ from snugfit.workloads.data import Splits
 from snugfit.workloads.hf import load_config
 from snugfit.workloads.hf_files import GENERATION, directory_of, save_beside
 from snugfit.workloads.model_shapes import output_classes, sequence_length, vocabulary_size
-from snugfit.workloads.tasks import TEXT_TASKS
+from snugfit.workloads.tasks import READ
 from snugfit.workloads.text import TextOptions, open_text
 from snugfit.workloads.text.tokenizer import check_vocabulary, end_id, load_tokenizer, pad_id
 
@@ -70,7 +70,8 @@ def _config_fields(request: Request, data: Splits, given: dict[str, Any]) -> dic
         if starting_weights(request) is None:
             fields["eos_token_id"] = end_id(data.tokenizer)
             fields["bos_token_id"] = data.tokenizer.bos_token_id
-    if request.task in TEXT_TASKS and data.class_names and not {"num_labels", "num_classes"} & set(given):
+    count = given.get("num_labels", given.get("num_classes"))
+    if request.task in READ and data.class_names and count in (None, len(data.class_names)):
         fields["id2label"] = dict(enumerate(data.class_names))
         fields["label2id"] = {name: number for number, name in enumerate(data.class_names)}
     return {**fields, **given}

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import torch
 
 from snugfit.errors import InputError, did_you_mean
-from snugfit.techniques.batches import IGNORED_LABEL, batch_length, first_tensor
+from snugfit.techniques.batches import IGNORED_LABEL, batch_length, first_tensor, loss_counts
 
 CAUSAL_LM, TEXT_CLASSIFICATION = "causal-lm", "text-classification"
 IMAGE_CLASSIFICATION = "image-classification"
@@ -54,6 +54,9 @@ class Task:
 
     loss: Callable[[Any, Batch], torch.Tensor] | None = None
     """From the model's output and the batch to a 0-dim loss; None: the model returns its loss."""
+
+    loss_is_sum: bool = False
+    """Whether the loss is a sum over what `weight_of` counts, and no mean."""
 
     loss_weight: str | Callable[[Batch], Any] = "samples"
     """How losses of microbatches combine: samples (the loss is a mean over samples), or a function from a batch to the
@@ -129,12 +132,14 @@ def task_of_loss(
 ) -> Task:
     """Returns a task without metrics for a person's own training, of which only the loss is known."""
 
-    def samples(batch: Batch) -> int:
+    def counted(batch: Batch) -> Any:
+        if loss_weight == "tokens":
+            return loss_counts([batch], "tokens")[0]
         tensor = first_tensor(batch)
         return 1 if tensor is None else int(tensor.shape[0])
 
-    weight = loss_weight if callable(loss_weight) else samples
-    return Task(name="training", loss=loss, loss_weight=weight)
+    weight = loss_weight if callable(loss_weight) else counted
+    return Task(name="training", loss=loss, loss_weight=weight, loss_is_sum=loss_weight == "sum")
 
 
 def shifted_labels(batch: Batch) -> torch.Tensor:

@@ -33,6 +33,15 @@ def result(capsys, *more):
     return code, out, err
 
 
+def test_a_run_does_not_go_on_with_other_data(photos, capsys):
+    assert result(capsys, "--run-dir", "run", "--max-steps", "3")[0] == 0
+    (photos / "dog").rename(photos / "ant")
+    code = main(["train", "--run-dir", "run", "--resume", "--max-steps", "4"])
+    assert code == 2 and "has changed since it began" in capsys.readouterr().err
+    (photos / "ant").rename(photos / "dog")
+    assert main(["train", "--run-dir", "run", "--resume", "--max-steps", "4"]) == 0
+
+
 @pytest.mark.parametrize("more", [(), ("--strict",)])
 def test_nothing_is_skipped_where_all_can_be_read(photos, capsys, more):
     code, out, _ = result(capsys, *more)

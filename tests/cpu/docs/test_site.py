@@ -52,3 +52,4 @@ def test_the_page_of_the_command_line_is_that_of_the_parsers(monkeypatch):
 def test_the_page_of_python_has_every_public_name():
     shown = re.findall(r"^::: snugfit\.(\w+)$", (DOCS / "reference" / "python.md").read_text(), re.MULTILINE)
     assert sorted(shown) == sorted(snugfit.__all__)
+    assert all(hasattr(snugfit, name) for name in shown)

@@ -128,4 +128,6 @@ def test_the_other_tools_get_keys_of_their_own():
         "--parallelism.data_parallel_shard_degree=4",
         "--parallelism.fsdp_reshard_after_forward=always",
     ]
+    muon = export_to("torchtitan", run_of({"optimizer": "muon"}), model=None, seq_len=512)
+    assert any("another update" in note and "default_adamw" not in note for note in muon.notes)
     assert {read_table(f"interop/export_{tool}.yaml")["format"] for tool in TOOLS} == {"json", "yaml", "arguments"}

@@ -60,6 +60,15 @@ def test_what_its_directory_keeps_is_the_run_that_goes_on(tmp_path):
         resumed(tmp_path / "run", lr=0.5)
 
 
+@pytest.mark.parametrize(
+    "change", [{"adapter": "lora"}, {"adapter_alpha": 400.0}, {"quantize": "int8", "adapter": "lora"}]
+)
+def test_what_is_trained_stays(tmp_path, change):
+    kept(tmp_path / "run", max_steps=4)
+    with pytest.raises(RecipeError, match=f"{next(iter(change))} is "):
+        resumed(tmp_path / "run", **change)
+
+
 def test_a_finished_run_has_a_result_until_it_is_made_longer(tmp_path):
     config = kept(tmp_path / "run", max_steps=4)
     assert resumed(tmp_path / "run").result() is None

@@ -54,7 +54,7 @@ def test_timm_and_transformers_are_switched_by_what_they_offer():
 
 
 def test_no_attention_warns():
-    with pytest.warns(SnugfitWarning, match="MLP has no attention"):
+    with pytest.warns(SnugfitWarning, match="no attention in the modules of MLP: it has no effect"):
         snugfit.prepare(make_model("mlp"), Recipe(attention="sdpa"), device="cpu")
 
 

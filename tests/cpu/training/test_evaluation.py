@@ -10,7 +10,7 @@ from torch import nn
 import snugfit
 from snugfit.phases import listen
 from snugfit.recipe import Recipe
-from snugfit.training.evaluation import add_up, read
+from snugfit.training.evaluation import add_up, read, task_of
 from snugfit.workloads.tasks import task_named
 
 
@@ -53,6 +53,22 @@ def test_means_are_over_samples_however_they_are_cut(size):
     assert found.samples == 30
     assert found.loss == pytest.approx(nn.functional.cross_entropy(output, labels).item(), rel=1e-6)
     assert found.metrics == {"accuracy": pytest.approx((output.argmax(1) == labels).float().mean().item(), abs=1e-7)}
+
+
+@pytest.mark.parametrize("size", [1, 4, 30])
+@pytest.mark.parametrize("loss_weight, reduction", [("tokens", "mean"), ("sum", "sum")])
+def test_own_losses_are_means_over_what_counts(size, loss_weight, reduction):
+    torch.manual_seed(0)
+    model, (images, labels) = nn.Linear(6, 3), samples(30)
+    labels[:11] = -100
+
+    def loss(output, batch):
+        return nn.functional.cross_entropy(output, batch[1], reduction=reduction)
+
+    trainer = snugfit.prepare(model, Recipe(), loss=loss, loss_weight=loss_weight, device="cpu", batch_size=8)
+    found = evaluate(trainer, cut(images, labels, size), task_of(loss, loss_weight))
+    whole = loss(model(images), (images, labels)).item()
+    assert found.loss == pytest.approx(whole if loss_weight == "tokens" else whole / 30, rel=1e-6)
 
 
 def test_training_is_left_as_it_was():

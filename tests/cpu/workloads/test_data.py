@@ -16,6 +16,7 @@ from torchvision.datasets import CIFAR10
 
 from snugfit.errors import InputError, SnugfitWarning
 from snugfit.workloads.data import open_data
+from snugfit.workloads.data.imagefolder import read_image
 from snugfit.workloads.data.splits import stratified_parts
 from snugfit.workloads.loader import batches
 
@@ -362,6 +363,59 @@ def test_files_cut_short_give_their_place_to_the_next(tmp_path, workers):
     strict = opened(f"imagefolder:{root}", image_size=8, strict=True)
     with pytest.raises(InputError, match=r"a.*\.png' cannot be read"):
         strict.train[3]
+
+
+def test_no_image_is_measured_on_twice(tmp_path):
+    for number in range(20):
+        picture(tmp_path / "a" / f"{number:02}.png", size=(300, 300), colour=(number, 0, 0))
+        picture(tmp_path / "b" / f"{number:02}.png", size=(300, 300), colour=(number, 9, 0))
+    test = opened(f"imagefolder:{tmp_path}", image_size=8).test
+    for index in (0, 1, 5):
+        cut_short(Path(test.paths[index]))
+    found = [labels for _, labels in batches(test, batch_size=4, seed=0, epoch=0, shuffle=False)]
+    assert [len(labels) for labels in found] == [2, 3] and torch.cat(found).tolist() == [0, 0, 1, 1, 1]
+    assert len(test.batch([0, 1])[1]) == 1  # a batch of nothing cannot be
+
+
+@pytest.mark.parametrize("suffix", ["png", "tif"])
+def test_sixteen_bits_are_not_cut_off(tmp_path, suffix):
+    for name, value in (("dark", 0x1234), ("light", 0xABCD)):
+        Image.fromarray(np.full((4, 4), value, dtype=np.uint16)).save(tmp_path / f"{name}.{suffix}")
+    assert read_image(str(tmp_path / f"dark.{suffix}"), None).tolist() == [[[0x12] * 3] * 4] * 4
+    assert read_image(str(tmp_path / f"light.{suffix}"), None).max() == 0xAB
+
+
+def test_pixels_of_unknown_range_are_no_images(tmp_path):
+    class_folders(tmp_path)
+    Image.fromarray(np.zeros((10, 8), dtype=np.float32)).save(tmp_path / "class0" / "float.tif")
+    data, message = opened_with_warning(f"imagefolder:{tmp_path}")
+    assert "1 of 41 images" in message and data.unreadable == (str(tmp_path / "class0" / "float.tif"),)
+
+
+def test_parts_are_found_in_capitals_too(tmp_path):
+    class_folders(tmp_path / "Train")
+    class_folders(tmp_path / "DEV")
+    class_folders(tmp_path / "more")
+    data, message = opened_with_warning(f"imagefolder:{tmp_path}")
+    assert data.class_names == ("class0", "class1") and len(data.test) == 40
+    assert "not used: 'more'" in message
+
+
+def test_files_of_other_endings_are_told(tmp_path):
+    class_folders(tmp_path)
+    (tmp_path / "class0" / "more.jfif").write_bytes((tmp_path / "class0" / "1.png").read_bytes())
+    data, message = opened_with_warning(f"imagefolder:{tmp_path}")
+    assert sum(map(len, parts(data))) == 40 and "1 *.jfif" in message
+
+
+def test_a_fingerprint_is_of_sizes_and_labels(tmp_path):
+    made = opened(f"imagefolder:{class_folders(tmp_path)}").fingerprint()
+    assert opened(f"imagefolder:{tmp_path}").fingerprint() == made
+    (tmp_path / "class0").rename(tmp_path / "zebra")
+    assert opened(f"imagefolder:{tmp_path}").fingerprint() != made
+    (tmp_path / "zebra").rename(tmp_path / "class0")
+    picture(tmp_path / "class1" / "one_more.png")
+    assert opened(f"imagefolder:{tmp_path}").fingerprint() != made
 
 
 def test_strict_has_no_meaning_elsewhere():

@@ -45,7 +45,12 @@ class Attention(ModelTechnique):
                 module.fused_attn = choice != "eager"  # type: ignore[assignment]
                 switched = True
         if not switched and not any("attention" in type(module).__name__.lower() for module in model.modules()):
-            warn(f"attention={choice!r} has no effect: {type(model).__name__} has no attention.")
+            kernel = "it has no effect"
+            if choice in _KERNELS:
+                kernel = (
+                    f"only calls of torch's scaled_dot_product_attention, if there are any, take the {choice} kernel"
+                )
+            warn(f"attention={choice!r} finds no attention in the modules of {type(model).__name__}: {kernel}.")
 
     @classmethod
     def may_gain(cls, model: nn.Module) -> bool:

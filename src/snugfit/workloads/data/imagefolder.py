@@ -17,6 +17,7 @@ many as they were, whatever the number of workers and wherever a run was resumed
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -29,17 +30,24 @@ from snugfit.library_imports import needed
 from snugfit.workloads.data import splits
 
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"})
-SPLIT_FOLDERS = {"train": ("train", "training"), "validation": ("val", "valid", "validation"), "test": ("test",)}
+SPLIT_FOLDERS = {"train": ("train", "training"), "validation": ("val", "valid", "validation", "dev"), "test": ("test",)}
+"""Part -> names of its folder, in small letters or in capitals."""
 CHECKED_FILES = 50_000
 """Files whose headers are read when the data is opened; beyond that a bad file is found when its turn comes."""
-_NOT_DATA = ("__MACOSX",)
-"""Folders that an archive of macOS brings along; they hold no images, whatever the names inside."""
+_WIDE = ("I", "F")
+"""How pillow's names of modes begin that have more than 8 bits a channel."""
+_NOT_DATA = ("__MACOSX", "Thumbs.db", "desktop.ini")
+"""What an archive of macOS brings along, which holds no images, whatever the names inside; and what Windows puts there."""
 
 
 class FolderImages(splits.BatchedImages):
     """Image files of one split, decoded when they are asked for."""
 
-    def __init__(self, paths: Sequence[str], labels: splits.Indices, options: splits.ImageOptions) -> None:
+    def __init__(
+        self, paths: Sequence[str], labels: splits.Indices, options: splits.ImageOptions, *, fills: bool = True
+    ) -> None:
+        """Takes the files of a part; `fills`: whether another image takes the place of one that cannot be decoded."""
+        self._fills = fills
         self.paths, self.labels = list(map(str, paths)), labels
         self.unreadable: set[str] = set()
         self._options = options
@@ -48,9 +56,13 @@ class FolderImages(splits.BatchedImages):
         """Returns some images; `InputError` for a file that cannot be decoded only if `strict`, or if none can.
 
         Images, float32 `[B, C, H, W]`, and labels, int64 `[B]`. In place of an image that cannot be decoded stands the
-        next one of the part that can.
+        next one of the part that can; where a part is measured on, it is left out, so that none counts twice.
         """
-        places, pictures = zip(*(self._readable(int(index)) for index in indices), strict=True)
+        found = [self._readable(int(index)) for index in indices]
+        if not self._fills:
+            own = [one for one, index in zip(found, indices, strict=True) if one[0] == index]
+            found = own or found[:1]  # a batch needs one
+        places, pictures = zip(*found, strict=True)
         scale = splits.IMAGENET_MEAN, splits.IMAGENET_STD
         images = splits.to_tensor(np.stack(pictures), *scale, self._options.channels, self._options.image_size)
         return images, torch.from_numpy(self.labels[np.asarray(places, dtype=np.int64)])
@@ -76,16 +88,32 @@ def read_image(path: str, size: int | None) -> splits.Bytes:
 
     Uint8, `[H, W, 3]`.
     """
-    from torchvision.datasets.folder import default_loader
     from torchvision.transforms.v2 import functional
 
     try:
-        image: Any = default_loader(path)
+        image = _rgb(path)
     except _unreadable() as error:
         raise InputError(f"image {path!r} cannot be read ({error}). Repair or remove it.") from error
     if size is not None:
         image = functional.center_crop(functional.resize(image, [size]), [size])
     return np.asarray(image, dtype=np.uint8)
+
+
+def _rgb(path: str) -> Any:
+    """Returns a file as an image of pillow in RGB; of 16 bits a channel the upper 8, where pillow would cut off at 255."""
+    from PIL import Image
+
+    with Image.open(path) as image:
+        _check_range(image)
+        if image.mode.startswith(_WIDE):
+            return Image.fromarray((np.asarray(image).astype(np.uint32) >> 8).astype(np.uint8)).convert("RGB")
+        return image.convert("RGB")
+
+
+def _check_range(image: Any) -> None:
+    """Raises `ValueError` for pixels of 32 bits, whose range nobody knows; a PNG's have 16, whatever pillow calls them."""
+    if image.mode.startswith(_WIDE) and not image.mode.startswith("I;16") and image.format != "PNG":
+        raise ValueError(f"its pixels have 32 bits ({image.mode}); save them with 8 or 16")
 
 
 def _unreadable() -> tuple[type[Exception], ...]:
@@ -105,13 +133,25 @@ def open_imagefolder(directory: str, options: splits.ImageOptions) -> splits.Spl
         raise InputError(f"data {name!r}: the folder does not exist. Give a folder with one folder for each class.")
     folders = {part: _first_folder(root, names) for part, names in SPLIT_FOLDERS.items()}
     given = {part: folder for part, folder in folders.items() if folder is not None} or {"train": root}
+    if "train" in given and given["train"] != root:
+        others = [folder.name for folder in _folders(root) if folder not in given.values()]
+        if others:
+            warn(
+                f"data {name!r} has the parts {', '.join(folder.name for folder in given.values())}; what else is there is "
+                f"not used: {listed(map(repr, others), 3)}."
+            )
     if "train" not in given:
         there = ", ".join(folder.name for folder in given.values())
         raise InputError(f"data {name!r} has {there} but no train folder. Add train/CLASS/*.png.")
     class_names = tuple(child.name for child in _folders(given["train"]))
     if not class_names:
         folder = given["train"]
-        raise InputError(f"data {name!r}: {str(folder)!r} has no class folders. Put images into {folder.name}/CLASS/.")
+        told = (
+            "" if folder == root else f" A folder of this name holds a part of the data ({', '.join(given)}), no class."
+        )
+        raise InputError(
+            f"data {name!r}: {str(folder)!r} has no class folders. Put images into {folder.name}/CLASS/.{told}"
+        )
     found = {part: _files(name, folder, class_names) for part, folder in given.items()}
     cut = splits.three_parts(
         name, {part: labels for part, (_, labels) in found.items()}, options.samples, shares=(0.7, 0.1)
@@ -124,7 +164,7 @@ def open_imagefolder(directory: str, options: splits.ImageOptions) -> splits.Spl
     images = {}
     for part, one in files.items():
         paths, labels = _without(name, part, one, unreadable, class_names)
-        images[part] = FolderImages(paths.tolist(), labels, options)
+        images[part] = FolderImages(paths.tolist(), labels, options, fills=part == "train")
     left_out = tuple(sorted(unreadable))
     return splits.Splits(name=name, **images, num_classes=len(class_names), class_names=class_names, left_out=left_out)
 
@@ -134,7 +174,8 @@ Files = tuple[np.ndarray, splits.Indices]
 
 
 def _first_folder(root: Path, names: Sequence[str]) -> Path | None:
-    return next((root / name for name in names if (root / name).is_dir()), None)
+    there = {folder.name.lower(): folder for folder in _folders(root)}
+    return next((there[name] for name in names if name in there), None)
 
 
 def _files(name: str, folder: Path, class_names: Sequence[str]) -> Files:
@@ -147,6 +188,7 @@ def _files(name: str, folder: Path, class_names: Sequence[str]) -> Files:
             raise InputError(
                 f"data {name!r}: class {child.name!r} of {folder.name} is not among those of train; {hint}"
             )
+    _tell_of_others(name, folder)
     found = make_dataset(folder, numbers, is_valid_file=lambda path: _is_image(Path(path), folder), allow_empty=True)
     labels: splits.Indices = np.array([label for _, label in found], dtype=np.int64)
     for child in _folders(folder):
@@ -157,6 +199,22 @@ def _files(name: str, folder: Path, class_names: Sequence[str]) -> Files:
     if not found:
         raise InputError(f"data {name!r}: {str(folder)!r} has no images. Put some into {folder.name}/CLASS/.")
     return np.array([path for path, _ in found], dtype=object), labels
+
+
+def _tell_of_others(name: str, folder: Path) -> None:
+    """Warns of files in class folders that no image is taken from, by the ending of their names."""
+    found = Counter(
+        path.suffix
+        for child in _folders(folder)
+        for path in child.rglob("*")
+        if path.is_file()
+        and not any(map(_is_aside, path.relative_to(folder).parts))
+        and path.name not in _NOT_DATA
+        and path.suffix.lower() not in SUFFIXES
+    )
+    if found:
+        such = ", ".join(f"{count} *{suffix}" for suffix, count in found.most_common(3))
+        warn(f"data {name!r}: files of {folder.name} that are no images by their names are left out: {such}.")
 
 
 def _folders(folder: Path) -> list[Path]:
@@ -180,6 +238,7 @@ def _check_files(name: str, paths: Sequence[str], image_size: int | None) -> set
     for path in paths if image_size is None else paths[:CHECKED_FILES]:
         try:
             with Image.open(path) as file:
+                _check_range(file)
                 sizes.setdefault(file.size, path)
         except _unreadable():
             unreadable.add(path)

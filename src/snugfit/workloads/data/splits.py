@@ -7,6 +7,7 @@ training.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ import numpy.typing as npt
 import torch
 
 from snugfit.errors import InputError
+from snugfit.techniques.batches import tensors_of
 
 PARTS = ("train", "validation", "test")
 
@@ -76,6 +78,17 @@ class Splits:
 
     left_out: tuple[str, ...] = ()
     """Files that could not be read when the data was opened, and belong to no part."""
+
+    def fingerprint(self) -> str:
+        """Returns sizes, names of labels and a few samples' labels (of text, its ids) as one digest: not the whole data."""
+        digest = hashlib.sha256(repr(self.class_names).encode())
+        for part in (self.train, self.validation, self.test):
+            count = 0 if part is None else len(part)
+            digest.update(f" {count}".encode())
+            for tensor in tensors_of(part.batch(sorted({0, count // 2, count - 1}))) if count else ():
+                if not tensor.is_floating_point():  # what is computed from pixels may differ by versions
+                    digest.update(tensor.numpy().tobytes())
+        return digest.hexdigest()
 
     @property
     def unreadable(self) -> tuple[str, ...]:
