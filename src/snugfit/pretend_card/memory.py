@@ -61,6 +61,10 @@ class CardMemory:
         """Returns 0: no event is kept."""
         return 0
 
+    def module(self, storage: int) -> str:
+        """Returns "": no module is kept."""
+        return ""
+
     def alloc(
         self, nbytes: int, *, place: Place = "device", category: str = "temporaries", stream: int = 0, **_: Any
     ) -> int:

@@ -119,9 +119,7 @@ def _sums(trainer: Trainer, task: Task, batch: Any) -> Tensor:
     output = trainer.evaluate_batch(batch)
     weight = _number(task.weight_of(batch), trainer.device)
     loss = task.loss_of(output, batch).double()
-    # The mean over no label at all is not a number, and counts nothing.
-    added = loss if task.loss_is_sum else torch.where(weight == 0, 0.0, loss * weight)
-    sums = [added, weight]
+    sums = [loss if task.loss_is_sum else loss * weight, weight]
     for metric in task.metrics.values():
         total, count = metric(output, batch)
         sums += [total.double(), _number(count, trainer.device)]

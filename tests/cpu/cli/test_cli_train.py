@@ -78,7 +78,7 @@ def test_digits_from_command_to_plain_model(folder):
         *("train_loss", "validation_loss", "validation_accuracy", "test_loss", "test_accuracy")
     }
     assert sorted(path.name for path in (folder / "run").iterdir() if path.name not in (".lock", ".saved")) == [
-        *("checkpoints", "metrics.jsonl", "model.safetensors", "recipe.yaml", "summary.json", "workload.yaml")
+        *(".data", "checkpoints", "metrics.jsonl", "model.safetensors", "recipe.yaml", "summary.json", "workload.yaml")
     ]
     assert json.loads((folder / "run" / "summary.json").read_text()) == result
     own_model(folder).load_state_dict(weights, strict=True)

@@ -67,7 +67,7 @@ def test_equals_plain_training(kind, recipe):
     )
 
 
-@pytest.mark.filterwarnings("ignore:.*has no effect:snugfit.errors.SnugfitWarning")
+@pytest.mark.filterwarnings("ignore:.*(has no effect|finds no attention):snugfit.errors.SnugfitWarning")
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_what_nobody_can_put_back_is_refused(recipe):
     if "checkpoint" in RECIPES[recipe]:

@@ -55,12 +55,12 @@ def test_means_are_over_samples_however_they_are_cut(size):
     assert found.metrics == {"accuracy": pytest.approx((output.argmax(1) == labels).float().mean().item(), abs=1e-7)}
 
 
-@pytest.mark.parametrize("size", [1, 4, 30])
+@pytest.mark.parametrize("size", [4, 30])
 @pytest.mark.parametrize("loss_weight, reduction", [("tokens", "mean"), ("sum", "sum")])
 def test_own_losses_are_means_over_what_counts(size, loss_weight, reduction):
     torch.manual_seed(0)
     model, (images, labels) = nn.Linear(6, 3), samples(30)
-    labels[:11] = -100
+    labels[::3] = -100
 
     def loss(output, batch):
         return nn.functional.cross_entropy(output, batch[1], reduction=reduction)
