@@ -133,16 +133,12 @@ def open_imagefolder(directory: str, options: splits.ImageOptions) -> splits.Spl
         raise InputError(f"data {name!r}: the folder does not exist. Give a folder with one folder for each class.")
     folders = {part: _first_folder(root, names) for part, names in SPLIT_FOLDERS.items()}
     given = {part: folder for part, folder in folders.items() if folder is not None} or {"train": root}
-    if "train" in given and given["train"] != root:
-        others = [folder.name for folder in _folders(root) if folder not in given.values()]
-        if others:
-            warn(
-                f"data {name!r} has the parts {', '.join(folder.name for folder in given.values())}; what else is there is "
-                f"not used: {listed(map(repr, others), 3)}."
-            )
+    there = ", ".join(folder.name for folder in given.values())
     if "train" not in given:
-        there = ", ".join(folder.name for folder in given.values())
         raise InputError(f"data {name!r} has {there} but no train folder. Add train/CLASS/*.png.")
+    others = [] if root in given.values() else [one.name for one in _folders(root) if one not in given.values()]
+    if others:
+        warn(f"data {name!r} has the parts {there}; what else is there is not used: {listed(map(repr, others), 3)}.")
     class_names = tuple(child.name for child in _folders(given["train"]))
     if not class_names:
         folder = given["train"]
@@ -188,8 +184,20 @@ def _files(name: str, folder: Path, class_names: Sequence[str]) -> Files:
             raise InputError(
                 f"data {name!r}: class {child.name!r} of {folder.name} is not among those of train; {hint}"
             )
-    _tell_of_others(name, folder)
-    found = make_dataset(folder, numbers, is_valid_file=lambda path: _is_image(Path(path), folder), allow_empty=True)
+    others: Counter[str] = Counter()
+
+    def is_image(file: str) -> bool:
+        path = Path(file)
+        if any(map(_is_aside, path.relative_to(folder).parts)):
+            return False
+        known = path.suffix.lower() in SUFFIXES
+        others.update([] if known else [path.suffix])
+        return known
+
+    found = make_dataset(folder, numbers, is_valid_file=is_image, allow_empty=True)
+    if others:
+        such = ", ".join(f"{count} *{suffix}" for suffix, count in others.most_common(3))
+        warn(f"data {name!r}: files of {folder.name} that are no images by their names are left out: {such}.")
     labels: splits.Indices = np.array([label for _, label in found], dtype=np.int64)
     for child in _folders(folder):
         if numbers[child.name] not in labels:
@@ -201,32 +209,12 @@ def _files(name: str, folder: Path, class_names: Sequence[str]) -> Files:
     return np.array([path for path, _ in found], dtype=object), labels
 
 
-def _tell_of_others(name: str, folder: Path) -> None:
-    """Warns of files in class folders that no image is taken from, by the ending of their names."""
-    found = Counter(
-        path.suffix
-        for child in _folders(folder)
-        for path in child.rglob("*")
-        if path.is_file()
-        and not any(map(_is_aside, path.relative_to(folder).parts))
-        and path.name not in _NOT_DATA
-        and path.suffix.lower() not in SUFFIXES
-    )
-    if found:
-        such = ", ".join(f"{count} *{suffix}" for suffix, count in found.most_common(3))
-        warn(f"data {name!r}: files of {folder.name} that are no images by their names are left out: {such}.")
-
-
 def _folders(folder: Path) -> list[Path]:
     return sorted(child for child in folder.iterdir() if child.is_dir() and not _is_aside(child.name))
 
 
 def _is_aside(name: str) -> bool:
     return name.startswith(".") or name in _NOT_DATA
-
-
-def _is_image(path: Path, root: Path) -> bool:
-    return path.suffix.lower() in SUFFIXES and not any(map(_is_aside, path.relative_to(root).parts))
 
 
 def _check_files(name: str, paths: Sequence[str], image_size: int | None) -> set[str]:
