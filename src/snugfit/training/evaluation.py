@@ -23,6 +23,7 @@ from snugfit.techniques.batches import loss_weights, map_tensors
 from snugfit.training import random_state
 from snugfit.training.fallbacks import samples_of
 from snugfit.training.model_call import Loss, joined, loss_value
+from snugfit.training.order import weighted
 from snugfit.training.out_of_memory import free_memory, retry_after_freeing, tried
 from snugfit.training.passes import Passes
 from snugfit.workloads.tasks import Task, task_of_loss
@@ -119,7 +120,10 @@ def _sums(trainer: Trainer, task: Task, batch: Any) -> Tensor:
     output = trainer.evaluate_batch(batch)
     weight = _number(task.weight_of(batch), trainer.device)
     loss = task.loss_of(output, batch).double()
-    sums = [loss if task.loss_is_sum else loss * weight, weight]
+    if not task.loss_is_sum:
+        # Where labels are counted there may be none: a mean of 0 / 0 that must not become the mean of everything.
+        loss = loss * weight if task.loss_weight == "samples" else weighted(loss, weight)
+    sums = [loss, weight]
     for metric in task.metrics.values():
         total, count = metric(output, batch)
         sums += [total.double(), _number(count, trainer.device)]

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import torch
 
 from snugfit.errors import InputError, did_you_mean
-from snugfit.techniques.batches import IGNORED_LABEL, batch_length, first_tensor, loss_counts
+from snugfit.techniques.batches import IGNORED_LABEL, LossWeight, first_tensor, loss_counts
 
 CAUSAL_LM, TEXT_CLASSIFICATION = "causal-lm", "text-classification"
 IMAGE_CLASSIFICATION = "image-classification"
@@ -55,12 +55,9 @@ class Task:
     loss: Callable[[Any, Batch], torch.Tensor] | None = None
     """From the model's output and the batch to a 0-dim loss; None: the model returns its loss."""
 
-    loss_is_sum: bool = False
-    """Whether the loss is a sum over what `weight_of` counts, and no mean."""
-
-    loss_weight: str | Callable[[Batch], Any] = "samples"
-    """How losses of microbatches combine: samples (the loss is a mean over samples), or a function from a batch to the
-    number of labels that its loss is a mean over."""
+    loss_weight: LossWeight = "samples"
+    """How losses of microbatches combine, as for `snugfit.prepare`: means over samples or tokens, sums, or means over what a
+    function of a batch counts."""
 
     forward: Callable[[Any, Batch], Any] | None = None
     """Function of (model, batch); None: as for `snugfit.prepare`."""
@@ -124,22 +121,22 @@ class Task:
 
         Samples, or labels that count: a number or a 0-dim tensor.
         """
-        return self.loss_weight(batch) if callable(self.loss_weight) else batch_length(batch)
-
-
-def task_of_loss(
-    loss: Callable[[Any, Batch], torch.Tensor] | None, loss_weight: str | Callable[[Batch], Any] = "samples"
-) -> Task:
-    """Returns a task without metrics for a person's own training, of which only the loss is known."""
-
-    def counted(batch: Batch) -> Any:
-        if loss_weight == "tokens":
+        if callable(self.loss_weight):
+            return self.loss_weight(batch)
+        if self.loss_weight == "tokens":
             return loss_counts([batch], "tokens")[0]
         tensor = first_tensor(batch)
         return 1 if tensor is None else int(tensor.shape[0])
 
-    weight = loss_weight if callable(loss_weight) else counted
-    return Task(name="training", loss=loss, loss_weight=weight, loss_is_sum=loss_weight == "sum")
+    @property
+    def loss_is_sum(self) -> bool:
+        """Whether the loss is a sum over samples, and no mean."""
+        return self.loss_weight == "sum"
+
+
+def task_of_loss(loss: Callable[[Any, Batch], torch.Tensor] | None, loss_weight: LossWeight = "samples") -> Task:
+    """Returns a task without metrics for a person's own training, of which only the loss is known."""
+    return Task(name="training", loss=loss, loss_weight=loss_weight)
 
 
 def shifted_labels(batch: Batch) -> torch.Tensor:

@@ -61,6 +61,7 @@ def test_own_losses_are_means_over_what_counts(size, loss_weight, reduction):
     torch.manual_seed(0)
     model, (images, labels) = nn.Linear(6, 3), samples(30)
     labels[::3] = -100
+    labels[4:8] = -100  # a whole batch
 
     def loss(output, batch):
         return nn.functional.cross_entropy(output, batch[1], reduction=reduction)

@@ -116,8 +116,16 @@ def test_labels_become_ids_and_texts_are_padded_to_the_longest(tmp_path):
     assert found == {"train": [16, 32], "validation": [2, 4], "test": [2, 4]}
 
 
+def test_whole_numbers_written_as_floats_are_whole_numbers(tmp_path):
+    data = opened(
+        f"csv:{csv_file(tmp_path, [(f'text {n}', f'{n % 11}.0') for n in range(110)])}", "text-classification"
+    )
+    assert data.class_names == tuple(map(str, range(11)))
+
+
 def test_labels_keep_the_order_of_numbers_or_of_the_model(tmp_path):
     assert label_order("x", {"train": ["10", "9", "2"]}, None) == ("2", "9", "10")
+    assert label_order("x", {"train": ["--1", "-1"]}, None) == ("--1", "-1")
     assert label_order("x", {"train": ["neg", "pos"]}, {"pos": 0, "neg": 1}) == ("pos", "neg")
     assert label_order("x", {"train": ["neg", "pos"]}, {"LABEL_0": 0, "LABEL_1": 1}) == ("neg", "pos")
     with pytest.raises(InputError, match="label 'c' of test is not among those of train"):

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from snugfit.errors import InputError
-from snugfit.workloads.text.columns import label_column, prompt_columns, text_column
+from snugfit.workloads.text.columns import label_column, prompt_columns, prompts_of, text_column
 from snugfit.workloads.text.tables import Table, read_tables, texts_of
 
 
@@ -68,6 +68,9 @@ def test_long_fields_are_read_and_the_library_is_left_as_it_was(tmp_path):
         ("jsonl", '{"text": "a"}\n{"text": \n', "line 2 is no JSON"),
         ("jsonl", '{"text": "a"}\n\n["b"]\n', "line 3 is a list"),
         ("jsonl", "\n", "has no rows"),
+        ("jsonl", "[]", "has no rows"),
+        ("jsonl", '[{"text": "a"}, 3]', "row 2 is a int"),
+        ("jsonl", '[{"text": "a"},\n {"text": ]', "is no JSON: Expecting value: line 2"),
     ],
 )
 def test_mistakes_are_said_with_their_line(tmp_path, kind, text, says):
@@ -75,6 +78,12 @@ def test_mistakes_are_said_with_their_line(tmp_path, kind, text, says):
     file.write_text(text)
     message = refused(f"{kind}:{file}")
     assert any(part in message for part in says.split("|")) and str(file) in message
+
+
+def test_one_list_of_objects_is_a_table_too(tmp_path):
+    (tmp_path / "a.json").write_text('\n[\n{"text": "a"},\n{"text": "b", "label": 1}]')
+    table = read("jsonl", tmp_path / "a.json")["train"]
+    assert columns(table) == {"text": ["a", "b"], "label": [None, 1]} and table.where(1) == "row 2"
 
 
 def test_a_folder_has_a_file_for_each_part(tmp_path):
@@ -138,3 +147,9 @@ def test_rows_without_text_are_counted_and_the_first_is_named():
     with pytest.raises(InputError, match=r"row 2: text is 5 \(int\), not text"):
         texts_of(table(text=["a", 5]), "text")
     assert texts_of(table(text=["a", ""]), "text", empty=True) == ["a", ""]
+
+
+def test_what_an_instruction_is_about_is_part_of_its_prompt():
+    alpaca = table(instruction=["add", "sing", "hum"], input=["1 2", "", None], output=["3", "la", "mm"])
+    assert list(prompts_of(alpaca, "instruction")) == ["add\n1 2", "sing", "hum"]
+    assert list(prompts_of(table(prompt=["add", ""], input=["1 2", "x"]), "prompt")) == ["add", ""]

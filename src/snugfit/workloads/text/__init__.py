@@ -18,7 +18,7 @@ from snugfit.workloads.options import refuse
 from snugfit.workloads.tasks import CAUSAL_LM, TEXT_CLASSIFICATION
 from snugfit.workloads.text import causal, chats, documents, embedded
 from snugfit.workloads.text.classification import LabelledRows, has_labels, label_order, labelled_rows
-from snugfit.workloads.text.columns import prompt_columns, text_column, warn_of_preferences
+from snugfit.workloads.text.columns import prompt_columns, prompts_of, text_column, warn_of_preferences
 from snugfit.workloads.text.limits import Cut, check_ids
 from snugfit.workloads.text.packing import PackedTexts
 from snugfit.workloads.text.padded import PaddedTexts
@@ -230,7 +230,7 @@ def _encoded_rows(table: Table, kept: Indices, options: TextOptions, tokenizer: 
     if columns is None:
         texts = texts_of(table, text_column(table, options.text_column))
         return causal.encode_texts(tokenizer, picked(texts, kept))
-    prompts, texts = texts_of(table, columns[0], empty=True), texts_of(table, columns[1])
+    prompts, texts = prompts_of(table, columns[0]), texts_of(table, columns[1])
     if not any(prompts):
         return causal.encode_texts(tokenizer, picked(texts, kept))
     return causal.encode_pairs(tokenizer, picked(prompts, kept), picked(texts, kept))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,6 +10,9 @@ from snugfit.errors import InputError, did_you_mean
 from snugfit.workloads.text.columns import label_column, text_column
 from snugfit.workloads.text.stored import Column
 from snugfit.workloads.text.tables import Table, texts_of
+
+_WHOLE = re.compile(r"^(-?\d+)(\.0+)?$", re.ASCII)
+"""A whole number as text, also as tools write a column in which values are missing (`2.0`)."""
 
 LabelledRows = tuple[Column, list[str]]
 """Texts, and the name of each one's label."""
@@ -46,7 +50,9 @@ def _label_name(value: Any, names: Sequence[str] | None) -> str | None:
         if names is None:
             return str(number)
         return names[number] if 0 <= number < len(names) else None
-    return value.strip() if isinstance(value, str) and value.strip() else None
+    if not isinstance(value, str) or not value.strip():
+        return None
+    return _WHOLE.sub(r"\1", value.strip())
 
 
 def label_order(name: str, parts: Mapping[str, Sequence[str]], known: Mapping[str, int] | None) -> tuple[str, ...]:
@@ -72,5 +78,5 @@ def label_order(name: str, parts: Mapping[str, Sequence[str]], known: Mapping[st
             )
     if known is not None and set(known) == labels and sorted(known.values()) == list(range(len(known))):
         return tuple(sorted(known, key=lambda label: known[label]))
-    numbers = all(label.lstrip("-").isdecimal() for label in labels)
+    numbers = all(_WHOLE.fullmatch(label) for label in labels)
     return tuple(sorted(labels, key=int) if numbers else sorted(labels))

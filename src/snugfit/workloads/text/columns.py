@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from snugfit.errors import InputError, nearest, warn
-from snugfit.workloads.text.tables import Table
+from snugfit.workloads.text.stored import Column, StoredColumn
+from snugfit.workloads.text.tables import Table, texts_of
 
 TEXT = (
     *("text", "sentence", "content", "review", "document", "passage", "comment", "tweet", "body", "article"),
@@ -13,6 +14,8 @@ TEXT = (
 )
 LABEL = ("label", "labels", "target", "class", "category", "sentiment", "topic", "intent", "stars", "rating")
 PROMPT = ("prompt", "instruction", "question", "query")
+CONTEXT = ("input", "context")
+"""What an `instruction` is about, where a row has it (as Alpaca and Dolly have)."""
 COMPLETION = ("completion", "response", "output", "answer", "chosen")
 """Names of columns, the most telling first; compared without regard to case."""
 
@@ -39,6 +42,16 @@ def prompt_columns(table: Table, prompt: str | None, text: str | None) -> tuple[
     prompt = _column(table, prompt, PROMPT, what="prompt", option="--prompt-column")
     names = tuple(name for name in (*COMPLETION, *TEXT) if name != prompt.lower())
     return prompt, _column(table, text, names, what="completion", option="--text-column")
+
+
+def prompts_of(table: Table, column: str) -> Column:
+    """Returns the prompts in a column, some of them empty; what an `instruction` is about follows it in the next line."""
+    prompts = texts_of(table, column, empty=True)
+    context = _first(table, CONTEXT) if column.lower() == "instruction" else None
+    if context is None:
+        return prompts
+    pairs = StoredColumn(len(table), lambda: zip(prompts, table.columns[context], strict=True))
+    return StoredColumn(len(table), lambda: (f"{one}\n{more}" if more else one for one, more in pairs))
 
 
 def warn_of_preferences(table: Table, learned: str) -> None:

@@ -1,6 +1,7 @@
 """Tables of text: `csv:`, `jsonl:` and `parquet:` files or folders, and `hf:NAME` through the library datasets.
 
-A file is looked through once, for its rows and mistakes, and stays where it is: columns are read from it when they are used.
+A file is looked through once, for its rows and mistakes, and stays where it is: columns are read from it when they are used
+(but for a list of JSON, which has no rows to read one by one).
 
 A folder has one file for each part: train, and validation or test or both. A mistake in a file is reported with its line.
 
@@ -38,6 +39,7 @@ _BATCH = 1000
 """Rows of a binary table that are in memory at a time."""
 _DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
 """What stands between the fields of a csv file, in words."""
+_OBJECT = 'Give one object a line, or a list of them, such as {"text": "...", "label": "..."}.'
 ENDINGS = {"csv": (".csv", ".tsv"), "jsonl": (".jsonl", ".json"), "parquet": (".parquet",)}
 
 Row = tuple[int, Mapping[str, Any]]
@@ -82,8 +84,8 @@ def read_tables(spec: str, *, download: bool) -> dict[str, Table]:
         tables = _from_hub(spec, where, download)
     else:
         files = _files(spec, kind, Path(where).expanduser())
-        rows = {"csv": _csv_rows, "jsonl": _jsonl_rows}.get(kind)
-        tables = {part: _read_parquet(file) if rows is None else _lined(rows, file) for part, file in files.items()}
+        read = {"csv": partial(_lined, _csv_rows), "jsonl": _read_json, "parquet": _read_parquet}[kind]
+        tables = {part: read(file) for part, file in files.items()}
     for table in tables.values():
         if not len(table):
             raise InputError(f"data {table.name!r} has no rows. Give a file with some.")
@@ -174,17 +176,33 @@ def _csv_rows(path: Path, show: bool = False) -> Iterator[Row]:
         raise InputError(f"data file {str(path)!r}, line {reader.line_num}: {error}. Repair that line.") from error
 
 
+def _read_json(path: Path) -> Table:
+    """A file of one object a line, or of one list of objects, which has no lines to read one by one and is held whole."""
+    with opened(path) as file:
+        if not file.read(1000).lstrip().startswith("["):
+            return _lined(_jsonl_rows, path)
+        file.seek(0)
+        try:
+            rows = json.load(file)
+        except (ValueError, RecursionError) as error:
+            raise InputError(f"data file {str(path)!r} is no JSON: {error}. {_OBJECT}") from error
+    for row, value in enumerate(rows, start=1):
+        if not isinstance(value, dict):
+            raise InputError(f"data file {str(path)!r}, row {row} is a {type(value).__name__}. {_OBJECT}")
+    names = dict.fromkeys(name for row in rows for name in row)
+    return Table(name=str(path), columns={name: [row.get(name) for row in rows] for name in names})
+
+
 def _jsonl_rows(path: Path, show: bool = False) -> Iterator[Row]:
-    example = 'Each line must be one object, such as {"text": "...", "label": "..."}.'
     for line, text in enumerate(_lines(path, show), start=1):
         if not text.strip():
             continue
         try:
             row = json.loads(text)
         except (ValueError, RecursionError) as error:
-            raise InputError(f"data file {str(path)!r}, line {line} is no JSON: {error}. {example}") from error
+            raise InputError(f"data file {str(path)!r}, line {line} is no JSON: {error}. {_OBJECT}") from error
         if not isinstance(row, dict):
-            raise InputError(f"data file {str(path)!r}, line {line} is a {type(row).__name__}. {example}")
+            raise InputError(f"data file {str(path)!r}, line {line} is a {type(row).__name__}. {_OBJECT}")
         yield line, row
 
 
