@@ -33,6 +33,8 @@ FEW = 3
 FEW_AWAY = 8
 """The same where the inputs of blocks leave for the host: several are on their way at a time, and the first pass goes
 through each block twice."""
+FEW_SHARED = 5
+"""The same where processes share the weights: those of a block are collected while one or two before it run."""
 _CONTAINERS = (nn.Sequential, nn.ModuleList)
 
 
@@ -95,7 +97,8 @@ def equal_blocks(
     if not personality.is_card or recipe.compile != "none" or _chooses(recipe, settings):
         return None
     containers = {name.rpartition(".")[0] for name in find_blocks(model)}
-    few = FEW_AWAY if recipe.offload_activations == "checkpoints" else FEW
+    few = FEW if recipe.shard == "none" else FEW_SHARED
+    few = FEW_AWAY if recipe.offload_activations == "checkpoints" else few
     rows = [
         EqualBlocks(container, path, first, count, few)
         for path, container in model.named_modules()

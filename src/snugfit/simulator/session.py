@@ -144,8 +144,9 @@ class Session(ABC):
             self.build(recorder)
             self.train(recorder)
 
+        captured = self.captured()  # of the whole model: blocks that are left out are not captured by anything
         with self.shortened():
-            return record(run, self.personality, self.captured(), self.assume, chance)
+            return record(run, self.personality, captured, self.assume, chance)
 
     def begin_anew(self) -> None:
         """Makes model and optimizers what they were when they came."""

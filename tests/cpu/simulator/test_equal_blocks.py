@@ -45,10 +45,10 @@ WHOLE = {
 """Part of a configuration's name -> why it is recorded whole."""
 
 
-def deep(configuration: Configuration) -> Any:
+def deep(configuration: Configuration, gpus: int) -> Any:
     """The configuration's small model, with more layers."""
     make = SUBJECTS[configuration.subject].build
-    layers = DEEP if "offload_activations=checkpoints" in configuration.name else DEPTH
+    layers = DEEP if "offload_activations=checkpoints" in configuration.name or gpus > 1 else DEPTH
     more = {LAYERS[configuration.subject]: layers}
     assert isinstance(make, functools.partial)
     if "sizes" in make.keywords:
@@ -68,27 +68,28 @@ def numbered(trace: Trace) -> Trace:
     )
 
 
-def recorded(configuration: Configuration, *, whole: bool, **changes: Any) -> Recording | str:
+def recorded(configuration: Configuration, *, whole: bool, gpus: int, **changes: Any) -> Recording | str:
     """The recording of a configuration, its recipe changed, or what stands in its way. In a worker."""
     import torch
 
     run = configuration.run("cpu")
     with torch.device("meta"):
-        model, batch = deep(configuration), run.batch()
+        model, batch = deep(configuration, gpus), run.batch()
     card, how = Personality(capability=(8, 0)), {"evaluate": run.evaluate, "whole": whole}
+    arguments = {**run.arguments, "gpus": gpus}
     try:
-        found: Recording = record_given(model, batch, dict(run.arguments), run.recipe.replace(**changes), card, **how)
+        found: Recording = record_given(model, batch, arguments, run.recipe.replace(**changes), card, **how)
     except (SnugfitError, Refused) as error:
         return str(error)
     return found
 
 
-def both(configuration: Configuration, **changes: Any) -> tuple[int, list[str]] | None:
+def both(configuration: Configuration, gpus: int = 1, **changes: Any) -> tuple[int, list[str]] | None:
     """Records a configuration by a few blocks and whole: the blocks that were left out, and what differs. In a worker.
 
     None where it cannot be simulated either way.
     """
-    short, long = (recorded(configuration, whole=whole, **changes) for whole in (False, True))
+    short, long = (recorded(configuration, whole=whole, gpus=gpus, **changes) for whole in (False, True))
     if isinstance(short, str) or isinstance(long, str):
         assert short == long
         return None
@@ -129,3 +130,22 @@ def test_many_microbatches_of_adapters_follow_too(added_up: str) -> None:
     configuration = next(one for one in rows if one.run("cpu").recipe.quantize == "none")
     left_out, differences = shared_pool().call(both, configuration, microbatch_size=1, accumulate_dtype=added_up)
     assert left_out > 0 and differences == []
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"shard": "full"},
+        {"shard": "gradients", "step_in_backward": True},
+        {"shard": "hybrid:2", "checkpoint": "all", "microbatch_size": 1},
+        {"shard": "full", "offload_parameters": "all", "reduce_gradients": "batch", "microbatch_size": 1},
+        {"shard": "full", "tensor_parallel": 2, "precision": "bf16-mixed"},
+    ],
+    ids=str,
+)
+def test_processes_that_share_the_weights_follow_too(changes: dict[str, Any]) -> None:
+    pytest.importorskip("transformers")
+    configuration = next(one for one in ROWS if one.subject == "llama_1b" and one.name.endswith(" plain"))
+    left_out, differences = shared_pool().call(both, configuration, 4, **changes)
+    assert left_out > 0 and differences == []
+    assert shared_pool().call(both, configuration, 4)[0] == 0  # gradients are packed over several blocks
