@@ -229,7 +229,7 @@ function frontierOptions(dials, names) {
     series.push({ type: "scatter", name: CHOSEN, symbolSize: 17, color: style("second"), z: 1, data: [] });
   }
   return {
-    legend: legend(), grid: { left: 8, right: 26, top: narrow() ? 40 : 56, bottom: 26, containLabel: true }, series,
+    legend: legend(), grid: { left: 8, right: 26, top: 56, bottom: 26, containLabel: true }, series,
     xAxis: sizeAxis(unit, { min: undefined, scale: true, name: "memory budget", nameLocation: "middle", nameGap: 26, splitNumber: 4 }),
     yAxis: { type: "value", scale: true, max: ceiling, ...axisStyle(), name: "a step", axisLabel: { color: style("faint"), showMaxLabel: false, formatter: seconds } },
     tooltip: { ...tooltip(), trigger: "item", formatter: ({ data: { one } }) =>
