@@ -33,7 +33,7 @@ from snugfit.errors import InputError, RecipeError, SnugfitError
 from snugfit.fields import field_infos, from_text
 from snugfit.ladder import DEFAULT_ADAM_LR, DEFAULT_SGD_LR, Ladder, Rung, build_ladder
 from snugfit.ladder_presets import PRESETS, Preset, preset_named
-from snugfit.measure.device_probe import DeviceProbe, probe_device
+from snugfit.measure.device_probe import CPU, DeviceProbe, probe_device
 from snugfit.report.console import row_of
 from snugfit.report.figure import NoMatplotlibError
 from snugfit.report.ladder_figure import draw_ladder
@@ -47,6 +47,8 @@ TrainCommand = Callable[[Sequence[str]], Mapping[str, Any]]
 the run failed."""
 
 
+_FILES = ("ladder.json", "ladder.png", "ladder.svg", "rungs")
+"""What a ladder leaves in its directory."""
 _OTHER = " Give another --out."
 _TAKEN_OVER = ("predicted", "measured", "seconds", "samples_per_second", "metrics")
 """What a rung's entry has of the run's document."""
@@ -101,10 +103,10 @@ def run(args: argparse.Namespace, train: TrainCommand | None = None) -> int:
     Returns 0 when the first rung was trained, else 4.
     """
     preset = None if args.preset is None else preset_named(args.preset)
+    _check(args, preset)
     if preset is not None:
         use_preset(args, preset)
-    _check(args, preset)
-    device = _probed(args.device or "auto")
+    device = _of_card(args.card or "cpu") if args.estimate else _probed(args.device or "auto")
     ladder = _ladder_of(args, preset, device=device.kind, bf16=device.bf16)
     out, made = _output_directory(args, preset)
     if preset is not None:
@@ -164,10 +166,18 @@ def _check(args: argparse.Namespace, preset: Preset | None) -> None:
         raise InputError(f"MODEL must be given, or --preset with one of: {', '.join(PRESETS)}.")
     if args.data is None and preset is None and not args.estimate:
         raise InputError("--data must be given, for example `snugfit ladder timm:resnet18 --data digits`.")
-    if args.estimate:
-        cards_of(args.card or "cpu")
-    elif args.card is not None and preset is None:
+    if args.card is not None and not args.estimate:
         raise InputError("--card is for --estimate; a run takes --device.")
+
+
+def _of_card(name: str) -> DeviceProbe:
+    """What a ladder must know of a card that it is predicted for."""
+    card, *others = cards_of(name)
+    if others:
+        raise InputError(f"--card is {name!r}; a ladder is predicted for one card, so name one.")
+    if card.memory_bytes is None:
+        return CPU
+    return DeviceProbe(CUDA, (card.compute_capability or BF16_SINCE) >= BF16_SINCE, card.vendor_name)
 
 
 def _probed(name: str) -> DeviceProbe:
@@ -175,8 +185,9 @@ def _probed(name: str) -> DeviceProbe:
     if not name.startswith(REHEARSE):
         return probe_device(name)
     card = run_device(name).card
-    assert card is not None and card.compute_capability is not None
-    return DeviceProbe(CUDA, card.compute_capability >= BF16_SINCE, f"{card.vendor_name} (rehearsed)")
+    assert card is not None
+    probe = _of_card(card.name)
+    return dataclasses.replace(probe, name=f"{probe.name} (rehearsed)")
 
 
 def _ladder_of(args: argparse.Namespace, preset: Preset | None, *, device: str, bf16: bool) -> Ladder:
@@ -215,8 +226,9 @@ def _output_directory(args: argparse.Namespace, preset: Preset | None) -> tuple[
     """Returns the directory of this ladder, and the topmost one made for it; an earlier ladder may still be there."""
     if args.out is not None:
         out: Path = args.out
-        if (out / "ladder.json").exists() and not args.overwrite:
-            raise InputError(f"{out} holds a ladder already. Give --overwrite to replace it, or another --out.")
+        there = [name for name in _FILES if (out / name).exists()]
+        if there and not args.overwrite:
+            raise InputError(f"{out} holds {there[0]} already. Give --overwrite to replace it, or another --out.")
     else:
         model = Path(args.model.rsplit(":", 1)[-1]).name if preset is None else preset.name
         out = free_directory("ladder", model, f"estimate-{args.card or 'cpu'}" if args.estimate else args.data)
@@ -231,9 +243,9 @@ def _output_directory(args: argparse.Namespace, preset: Preset | None) -> tuple[
 def _remove_earlier(out: Path, *, keep: str) -> None:
     """Removes what another ladder left; the first rung of this one is there already."""
     with output.writing(out, _OTHER):
-        for name in ("ladder.json", "ladder.png", "ladder.svg"):
+        for name in _FILES[:-1]:
             (out / name).unlink(missing_ok=True)
-        for rung in (out / "rungs").glob("*"):
+        for rung in (out / _FILES[-1]).glob("*"):
             if rung.name != keep:
                 shutil.rmtree(rung, ignore_errors=True)
 

@@ -17,10 +17,11 @@ import logging
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import closing
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from snugfit.cli import groups, is_script, options, output, parse
-from snugfit.devices import DEVICES
+from snugfit.devices import DEVICES, device_named
 from snugfit.errors import InputError, did_you_mean
 from snugfit.fields import field_infos
 from snugfit.recipe import Recipe
@@ -73,7 +74,8 @@ def run(args: argparse.Namespace) -> int:
 
     if args.model is not None and is_script(args.model):
         raise InputError(f"{args.model} is a script, and the page changes models by name. Give {args.model}:FUNCTION.")
-    args.device = args.device or _DEFAULT_DEVICE
+    args.device = _named(args.device or _DEFAULT_DEVICE)
+    options.constraints_of(args)
     _check(_asked_first(args), args)
     if args.budget is not None:
         parse_bytes(args.budget, what="budget")
@@ -99,6 +101,12 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _named(device: str) -> str:
+    """What the page calls the card that was typed: its full name, or a file's path as it was given."""
+    card = device_named(device)
+    return device if Path(device).suffix else card.name
+
+
 def _asked_first(args: argparse.Namespace) -> dict[str, str]:
     return {name: str(getattr(args, place) or "") for name, place in _FIELDS.items()}
 
@@ -106,7 +114,7 @@ def _asked_first(args: argparse.Namespace) -> dict[str, str]:
 def _form(args: argparse.Namespace) -> dict[str, Any]:
     """What the page's form has."""
     first = _asked_first(args)
-    cards = ["cpu", *sorted(card.name for card in DEVICES if card.memory_bytes is not None)]
+    cards = ["cpu", *sorted({card.name for card in DEVICES if card.memory_bytes is not None} | {args.device} - {"cpu"})]
     more: dict[str, dict[str, Any]] = {
         "model": {"wide": True, "none": "torchvision:resnet50"},
         "batch_size": {"none": "64"},
@@ -136,7 +144,7 @@ def _check(asked: Mapping[str, str], args: argparse.Namespace) -> None:
             "is started: snugfit serve MODEL."
         )
     cards = {card.name for card in DEVICES}
-    if device and device not in cards:
+    if device and device not in {*cards, args.device}:
         raise InputError(f"device is {device!r}; {did_you_mean(device, sorted(cards))}")
 
 

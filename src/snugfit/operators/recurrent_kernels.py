@@ -143,6 +143,14 @@ def _flops_backward(given: Any, weights: Any, *_: Any, **__: Any) -> int:
     return 2 * _flops(given, weights)
 
 
+def _flops_of_onednn(given: Any, in_weight: Any, state_weight: Any, *_: Any, **__: Any) -> int:
+    return _flops(given, (in_weight, state_weight))
+
+
+def _flops_of_onednn_backward(given: Any, in_weight: Any, state_weight: Any, *_: Any, **__: Any) -> int:
+    return 2 * _flops(given, (in_weight, state_weight))
+
+
 def register() -> None:
     """Redirects the layers that cuDNN would run; call it once in a process."""
     from torch.utils.flop_counter import register_flop_formula
@@ -157,3 +165,5 @@ def register() -> None:
     fake_tensors.replace_fake(torch.ops.aten._cudnn_rnn_backward.default, _backward)
     register_flop_formula(torch.ops.aten._cudnn_rnn)(_flops)
     register_flop_formula(torch.ops.aten._cudnn_rnn_backward)(_flops_backward)
+    register_flop_formula(torch.ops.aten.mkldnn_rnn_layer)(_flops_of_onednn)
+    register_flop_formula(torch.ops.aten.mkldnn_rnn_layer_backward)(_flops_of_onednn_backward)

@@ -12,7 +12,7 @@ import torch
 
 from snugfit.errors import CannotSimulateError
 
-_SPARSE_ARGUMENT = {"aten.embedding.default": 4, "aten._embedding_bag.default": 6}
+_SPARSE_ARGUMENT = {"aten.embedding.default": 4, "aten._embedding_bag.default": 5}
 
 
 def without_sparse_gradients(model: torch.nn.Module) -> tuple[str, ...]:
@@ -34,6 +34,6 @@ def refuse_sparse(operator: str, args: Any, kwargs: dict[str, Any]) -> None:
         return
     if args[position] if len(args) > position else kwargs.get("sparse", False):
         raise CannotSimulateError(
-            "a lookup with sparse=True was called as a function, and sparse gradients cannot be simulated. Leave "
+            "a lookup with sparse=True was called as a function or by a script, and sparse gradients cannot be simulated. Leave "
             "sparse=True out of the simulated code: the dense gradient is the most that the sparse one can take."
         )

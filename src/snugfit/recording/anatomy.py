@@ -17,7 +17,7 @@ from snugfit.recording.replay import Player, Replay, replay
 from snugfit.recording.sources import Source, short_line, sources_of
 from snugfit.recording.trace import CATEGORIES, Mark, Storage, Trace, Workspace
 
-OUTSIDE = "(outside the model)"
+OUTSIDE = "(in no part of the model)"
 """Name of the group of tensors that were made in no module."""
 
 

@@ -17,7 +17,7 @@ class BlockProfile:
     """One block of the model."""
 
     name: str
-    """Dotted path of the block; `(outside the model)` for what no module made."""
+    """Dotted path of the block; `(in no part of the model)` for its own and what no module made."""
     weight_bytes: int
     """Its parameters, as they were built."""
     bytes_by_category: dict[str, int]

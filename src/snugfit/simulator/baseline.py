@@ -86,6 +86,12 @@ def read_baseline(path: Path) -> Mapping[str, Any]:
         document = document.get("estimate", document)  # what `snugfit check --json` printed has it too
     if not isinstance(document, Mapping) or not document.keys() >= _READ:
         raise InputError(f"{named} holds no estimate that says where its bytes come from. {_MAKE}")
+    try:  # whatever is read of it later is read here
+        compare(document, document, 0.0)
+        for size in ("size_bytes", "most_bytes"):
+            _by_place(document, size)
+    except (TypeError, KeyError, AttributeError, ValueError) as error:
+        raise InputError(f"{named} was altered, or written by another version. {_MAKE}") from error
     return document
 
 
@@ -155,7 +161,8 @@ def _by_place(document: Mapping[str, Any], size_of: str) -> dict[tuple[str, str,
 
 def _also(baseline: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
     before, after = (
-        {"batch": one["batch_shape"], "torch": one["torch_version"], **(one["recipe"] or {})} for one in (baseline, now)
+        {"batch": one["batch_shape"], "torch": one["torch_version"], "gpus": one.get("gpus"), **(one["recipe"] or {})}
+        for one in (baseline, now)
     )
     for name in dict.fromkeys((*before, *after)):
         if before.get(name) != after.get(name):

@@ -120,6 +120,16 @@ def test_wrong_input_is_told_in_one_message(there, capsys, words, said):
     assert said in shown.err and not shown.out and shown.err.count("snugfit:") == 1
 
 
+@pytest.mark.parametrize(
+    ("key", "value"), [("sources", 3), ("peak_allocated_bytes", "x"), ("title", 1), ("devices", 3), ("recipe", [1])]
+)
+def test_a_damaged_baseline_is_told(there, capsys, key, value):
+    document = json.loads(Path("memory.json").read_text())
+    Path("damaged.json").write_text(json.dumps({**document, key: value}))
+    assert main(["check", *WORDS, "--against", "damaged.json"]) == 2
+    assert "'damaged.json' was altered, or written by another version" in capsys.readouterr().err
+
+
 def test_the_action_checks_and_comments(there):
     """Its steps but the first, by bash; `gh` is one that writes down what it was asked."""
     grown()

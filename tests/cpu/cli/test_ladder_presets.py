@@ -152,11 +152,34 @@ def test_an_estimated_ladder_says_so(tmp_path, capsys):
         ([], "MODEL must be given, or --preset"),
         (["timm:resnet18"], "--data must be given"),
         (["timm:resnet18", "--data", "digits", "--card", "rtx-4090"], "--card is for --estimate"),
+        (["--preset", "llama-1b", "--card", "rtx-4090"], "--card is for --estimate"),
+        (["timm:resnet18", "--estimate", "--card", "rtx-4090,t4"], "predicted for one card"),
     ],
 )
 def test_bad_input(tmp_path, words, message):
     with pytest.raises(InputError, match=message):
         command.run(parse(["ladder", *words, "--out", str(tmp_path / "out")]))
+
+
+@pytest.mark.parametrize(
+    ("card", "names"),
+    [("t4", "fp32,16-mixed,offload"), ("rtx-4090", "fp32,bf16-mixed,offload"), ("cpu", "fp32,bf16-mixed")],
+)
+def test_a_predicted_ladder_is_that_of_its_card(tmp_path, monkeypatch, card, names):
+    monkeypatch.setattr(command, "_train_in_fresh_process", lambda argv, progress: ESTIMATED)
+    words = ["ladder", "timm:resnet18", "--estimate", "--card", card, "--rungs", names, "--out", str(tmp_path / "out")]
+    assert main(words) == 0
+
+
+@pytest.mark.parametrize("name", ["ladder.json", "ladder.png", "rungs/fp32/weights.pt"])
+def test_nothing_is_replaced_unasked(tmp_path, monkeypatch, capsys, name):
+    monkeypatch.setattr(command, "_train_in_fresh_process", lambda argv, progress: ESTIMATED)
+    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / name).write_text("mine")
+    words = ["ladder", "timm:resnet18", "--estimate", "--rungs", "fp32", "--out", str(tmp_path)]
+    assert main(words) == 2 and (tmp_path / name).read_text() == "mine"
+    assert f"holds {name.partition('/')[0]} already. Give --overwrite" in capsys.readouterr().err
+    assert main([*words, "--overwrite"]) == 0
 
 
 def test_from_the_command_line(tmp_path, capsys, monkeypatch):

@@ -76,6 +76,13 @@ def test_a_page_may_not_ask_for_files_or_nonsense(wanted, said):
         list(serve._answers(wanted, args, None, None))
 
 
+def test_the_first_card_may_be_written_short_or_be_a_file(tmp_path):
+    assert serve._named("rtx-3060") == "rtx-3060-12gb"
+    own = tmp_path / "own.yaml"
+    own.write_text("like: rtx-3090")
+    assert serve._named(str(own)) == str(own)
+
+
 def test_what_belongs_to_the_first_model_is_none_of_another_ones():
     args = parse(["serve", "model.py:build", "--model-arg", "width=64", "--task", "causal-lm"])
     assert serve._typed({"model": "model.py:build"}, args).model_arg == ["width=64"]

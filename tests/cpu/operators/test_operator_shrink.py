@@ -76,6 +76,24 @@ def test_a_small_call_is_run_as_it_is():
     assert find(relu(96), Size(1e6, 1e6), run, free_bytes=0).truth.peaks == (96, 0) and sizes == [96]
 
 
+def test_a_call_with_a_workspace_is_never_made_smaller():
+    steps, samples, hidden = 4096, 16, 96
+    states = [meta(samples, hidden) for _ in range(2)]
+    weights = (meta(4 * hidden, 8), meta(4 * hidden, hidden), meta(4 * hidden), meta(4 * hidden))
+    output = meta(steps, samples, hidden)
+    arguments = (meta(steps, samples, 8), *weights, *states, output, *states, output, *states)
+    settings = (False, 2, hidden, 1, True, True, False, [], False, meta(1_000_000, dtype=torch.uint8))
+    call = describe(aten.mkldnn_rnn_layer_backward.default, (*arguments, *settings), {}, None)
+    asked_for = []
+
+    def run(one):
+        asked_for.append(one)
+        return Truth((0,), (), ())
+
+    assert find(call, LARGE, run, free_bytes=2**40).proved and asked_for == [call]
+    assert not find(call, LARGE, run, free_bytes=0).proved and asked_for == [call]
+
+
 def test_a_size_is_changed_wherever_it_occurs():
     x = meta(4, 300, 24).transpose(1, 2)
     call = describe(aten.slice_backward.default, (x, [4, 24, 600], 2, 0, 300, 1), {}, None)

@@ -30,6 +30,11 @@ class ByFunction(nn.Module):
         return F.embedding(x, self.weight, sparse=True).mean(1)
 
 
+class BagByFunction(ByFunction):
+    def forward(self, x):
+        return F.embedding_bag(x, self.weight, sparse=True)
+
+
 def entropy(output, batch):
     return F.cross_entropy(output, batch[1])
 
@@ -51,13 +56,14 @@ def test_frozen_ones_are_left_alone(pool):
     assert not any("sparse" in text for text in found.answered)
 
 
+@pytest.mark.parametrize("model", [ByFunction, BagByFunction])
 @pytest.mark.parametrize("device", ["cpu", "rtx-4090"])
-def test_a_lookup_by_function_is_refused_and_the_worker_lives(pool, device):
+def test_a_lookup_by_function_is_refused_and_the_worker_lives(pool, device, model):
     import os
 
     before = pool.call(os.getpid)
     with pytest.raises(CannotSimulateError, match="sparse=True was called as a function"):
-        snugfit.estimate(ByFunction(), BATCH, device=device, pool=pool, loss=entropy, optimizer="sgd")
+        snugfit.estimate(model(), BATCH, device=device, pool=pool, loss=entropy, optimizer="sgd")
     assert pool.call(os.getpid) == before
 
 
