@@ -151,7 +151,6 @@ FILES: dict[str, str | bytes] = {
     "good.jsonl": "".join(json.dumps({"text": f"a text about {n}", "label": "ab"[n % 2]}) + "\n" for n in range(60)),
     "broken.jsonl": '{"text": "a", "label": "b"}\n{"text": "a"\n',
     "array.jsonl": "[1, 2]\n",
-    "document.jsonl": '[\n{"text": "a"}\n]\n',
     "empty.jsonl": "",
     "latin.jsonl": b'{"text": "caf\xe9"}\n',
     "numbers.jsonl": "".join(json.dumps({"text": n}) + "\n" for n in range(60)),
