@@ -84,8 +84,9 @@ def read_tables(spec: str, *, download: bool) -> dict[str, Table]:
         tables = _from_hub(spec, where, download)
     else:
         files = _files(spec, kind, Path(where).expanduser())
-        read = {"csv": partial(_lined, _csv_rows), "jsonl": _read_json, "parquet": _read_parquet}[kind]
-        tables = {part: read(file) for part, file in files.items()}
+        readers: dict[str, Callable[[Path], Table]]
+        readers = {"csv": partial(_lined, _csv_rows), "jsonl": _read_json, "parquet": _read_parquet}
+        tables = {part: readers[kind](file) for part, file in files.items()}
     for table in tables.values():
         if not len(table):
             raise InputError(f"data {table.name!r} has no rows. Give a file with some.")
