@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
+from weakref import ProxyTypes
 
 import numpy as np
 import torch
@@ -45,7 +46,8 @@ def reachable(parts: Iterable[object]) -> list[Any]:
     waiting = deque(parts)
     while waiting and len(seen) < MOST:
         part = waiting.popleft()
-        if id(part) not in seen and not isinstance(part, _NOTHING_INSIDE):
+        # A weak proxy holds nothing, and says that it is of the class of what it points to (Lightning's trainer).
+        if id(part) not in seen and type(part) not in ProxyTypes and not isinstance(part, _NOTHING_INSIDE):
             seen[id(part)] = part  # kept, so that no other object gets its id
             waiting.extend(_held_by(part))
     return list(seen.values())

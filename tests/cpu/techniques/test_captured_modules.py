@@ -2,6 +2,7 @@
 
 import functools
 import types
+import weakref
 from dataclasses import dataclass
 
 import pytest
@@ -162,6 +163,13 @@ def test_what_is_not_held_does_not_count():
     exec("def loss(output, batch):\n    return output.teacher", names.__dict__)
     names.teacher = normed()
     assert captured_modules(names.loss, F.cross_entropy, None, 3, "text", [1.0], len) == []
+
+
+def test_what_a_weak_proxy_points_to_is_not_held():
+    model, teacher = small(), normed()
+    model.owner = [weakref.proxy(teacher), weakref.proxy(model)]
+    assert teacher not in captured_modules(model)
+    assert not model_traits(model, None, None)["batch_norm"]
 
 
 def test_circles_and_empty_cells():
