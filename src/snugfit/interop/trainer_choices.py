@@ -6,6 +6,7 @@ They are arguments that every Trainer has: how the effective batch is cut, check
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import itertools
 from collections.abc import Iterator, Mapping, Set
 from typing import Any
@@ -24,17 +25,57 @@ def settings_of(trainer: Any, levels: Set[Level], *, on_cpu: bool) -> Iterator[d
 
 def splits_of(trainer: Any) -> Iterator[dict[str, Any]]:
     """Yields the ways to cut the effective batch, the largest microbatch first."""
-    from snugfit.private_torch import BatchNorm
-
     size, times = trainer.args.per_device_train_batch_size, trainer.args.gradient_accumulation_steps
     whole = size * times
-    if any(isinstance(module, BatchNorm) and module.training for module in trainer.model.modules()):
-        yield {}  # statistics of another batch would be other ones
+    if why_uncut(trainer) is not None:
+        yield {}
         return
     for pieces in range(1, whole + 1):
         if whole % pieces == 0:
             cut = {"per_device_train_batch_size": whole // pieces, "gradient_accumulation_steps": pieces}
             yield {} if pieces == times else cut
+
+
+def why_uncut(trainer: Any) -> str | None:
+    """Returns why the batch must not be cut otherwise than it is; None where it may be."""
+    from snugfit.private_torch import BatchNorm
+
+    model = trainer.model
+    if any(isinstance(module, BatchNorm) and module.training for module in model.modules()):
+        return "batch norm would take its statistics of another batch"
+    scaled = getattr(trainer, "loss_is_scaled_for_ga", None)
+    if scaled is None:
+        scaled = trainer.compute_loss_func is not None or trainer.model_accepts_loss_kwargs
+    if not scaled:
+        return None  # transformers divides the losses of pieces by their number
+    # Here it adds them up, and leaves it to the loss to be divided by the labels of all pieces (`num_items_in_batch`).
+    owner = next(kind for kind in type(trainer).__mro__ if "compute_loss" in vars(kind))
+    whose = None
+    if trainer.compute_loss_func is not None:
+        whose = "compute_loss_func"
+    elif owner.__module__.partition(".")[0] not in ("transformers", "trl"):
+        whose = f"{owner.__name__}.compute_loss"
+    elif trainer.label_smoother is None and not _divides(model):
+        whose = f"the loss of {type(model).__name__}"
+    if whose is None:
+        return None
+    way_out = ""
+    if hasattr(trainer, "loss_is_scaled_for_ga"):
+        way_out = " (if it is a mean over samples, set trainer.loss_is_scaled_for_ga = False, which divides by their number)"
+    return (
+        f"transformers adds the losses of pieces up, and {whose} may not divide by the labels of all of them{way_out}"
+    )
+
+
+def _divides(model: Any) -> bool:
+    """Whether a model of transformers gives its loss to `loss_function`, which divides cross entropy by all labels."""
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    forward = inspect.unwrap(type(base).forward)
+    config = getattr(base, "config", None)
+    kind = getattr(config, "problem_type", None)
+    single = kind == "single_label_classification" or (kind is None and getattr(config, "num_labels", 2) > 1)
+    classifies = "Classification" in type(base).__name__ and "Token" not in type(base).__name__
+    return "loss_function" in forward.__code__.co_names and (single or not classifies)
 
 
 def checkpointing_of(trainer: Any) -> list[dict[str, Any]]:

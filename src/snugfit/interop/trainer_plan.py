@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 from snugfit.devices import Device
 from snugfit.errors import CannotSimulateError, DoesNotFitError, InputError
-from snugfit.interop.trainer_choices import checkpointing_of, level_of, plain, settings_of, splits_of
+from snugfit.interop.trainer_choices import checkpointing_of, level_of, plain, settings_of, splits_of, why_uncut
 from snugfit.interop.trainer_job import TrainerJob, check_trainer, set_fields
 from snugfit.report.notebook import ShownAsCard
 from snugfit.report.plan_card import memory_in_words
@@ -265,12 +265,20 @@ class _Search:
             step_seconds=best.step_seconds,
             as_it_is=as_it_is,
             tried=tuple(self._known.values()),
-            notes=(_OF_PIECES,) if pieces and not self.trainer.model_accepts_loss_kwargs else (),
+            notes=tuple(self._notes(pieces)),
         )
+
+    def _notes(self, pieces: bool) -> Iterator[str]:
+        """Yields what must be known of how the batch is cut."""
+        uncut = why_uncut(self.trainer)
+        if uncut is not None:
+            yield f"the batch is cut as it was: {uncut}."
+        elif pieces and not self.trainer.model_accepts_loss_kwargs:
+            yield _OF_PIECES
 
     def _does_not_fit(self, budget_bytes: int, margin: Margin, levels: frozenset[Level]) -> DoesNotFitError:
         """The error where nothing fits, with the least that would at each level of fidelity."""
-        smallest = list(splits_of(self.trainer))[-1]
+        smallest, uncut = list(splits_of(self.trainer))[-1], why_uncut(self.trainer)
         allowed = max(levels, key=LEVELS.index)
         least = {}
         for level in LEVELS[LEVELS.index(allowed) :]:
@@ -289,6 +297,7 @@ class _Search:
             f"no TrainingArguments let this Trainer train in {format_bytes(budget_bytes)} with its effective batch of "
             f"{self.args.per_device_train_batch_size * self.args.gradient_accumulation_steps}. Budgets that "
             f"do: {said}. Or shorten the sequences, freeze weights, or train an adapter."
+            + ("" if uncut is None else f" The batch is not cut otherwise than it is: {uncut}.")
         )
 
 

@@ -1,13 +1,16 @@
 """What `plan_for` may change of a Trainer: literal lists of choices."""
 
+import functools
+
 import pytest
 import torch
 
 pytest.importorskip("transformers", reason="transformers is not installed (pip install 'snugfit[text]')")
 
 import small_trainers
+import transformers
 
-from snugfit.interop.trainer_choices import level_of, settings_of, splits_of
+from snugfit.interop.trainer_choices import level_of, settings_of, splits_of, why_uncut
 
 
 def words(trainer, levels):
@@ -35,8 +38,53 @@ def test_an_optimizer_that_was_given_stays(tmp_path):
 
 def test_splits_keep_the_effective_batch(tmp_path):
     trainer = small_trainers.trainer(tmp_path, per_device_train_batch_size=2, gradient_accumulation_steps=3)
+    trainer.loss_is_scaled_for_ga = False
     found = [tuple(row.values()) for row in splits_of(trainer)]
     assert found == [(6, 1), (3, 2), (), (1, 6)]  # empty: as it is
+
+
+def _llama(folder, **settings):
+    sizes = {**small_trainers.SIZES, "num_key_value_heads": 4}
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes))
+    return transformers.Trainer(model=model, args=transformers.TrainingArguments(str(folder), report_to=[]), **settings)
+
+
+def _bert(folder):
+    model = transformers.BertForSequenceClassification(transformers.BertConfig(**small_trainers.SIZES))
+    return transformers.Trainer(model=model, args=transformers.TrainingArguments(str(folder), report_to=[]))
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (_llama, None),
+        (_bert, "the loss of BertForSequenceClassification"),
+        (small_trainers.trainer, "Counting.compute_loss"),
+        (functools.partial(_llama, compute_loss_func=lambda outputs, labels, **_: outputs.loss), "compute_loss_func"),
+    ],
+)
+def test_losses_that_are_added_up_must_be_divided_by_all_labels(tmp_path, make, why):
+    trainer = make(tmp_path)
+    found = why_uncut(trainer)
+    assert found is None if why is None else f"and {why} may not divide by the labels" in found
+    assert (list(splits_of(trainer)) == [{}]) == (why is not None)
+
+
+def test_pieces_that_are_divided_move_the_weights_as_the_whole_does(tmp_path):
+    moved = []
+    for size, pieces in ((8, 1), (4, 2)):
+        settings = {"per_device_train_batch_size": size, "gradient_accumulation_steps": pieces, "optim": "sgd"}
+        trainer = small_trainers.trainer(tmp_path, max_steps=1, max_grad_norm=0.0, **settings)
+        trainer.model.double()
+        trainer.loss_is_scaled_for_ga = False
+        assert why_uncut(trainer) is None
+        before = trainer.model.classifier.weight.detach().clone()
+        for module in trainer.model.modules():
+            if isinstance(module, torch.nn.Dropout):
+                module.p = 0.0
+        trainer.train()
+        moved.append(trainer.model.classifier.weight.detach() - before)
+    assert moved[0].norm() > 0 and torch.allclose(*moved, rtol=1e-9, atol=0)
 
 
 def test_batch_statistics_allow_no_other_split(tmp_path):
