@@ -61,7 +61,9 @@ def why_uncut(trainer: Any) -> str | None:
         return None
     way_out = ""
     if hasattr(trainer, "loss_is_scaled_for_ga"):
-        way_out = " (if it is a mean over samples, set trainer.loss_is_scaled_for_ga = False, which divides by their number)"
+        way_out = (
+            " (if it is a mean over samples, set trainer.loss_is_scaled_for_ga = False, which divides by their number)"
+        )
     return (
         f"transformers adds the losses of pieces up, and {whose} may not divide by the labels of all of them{way_out}"
     )
@@ -70,12 +72,12 @@ def why_uncut(trainer: Any) -> str | None:
 def _divides(model: Any) -> bool:
     """Whether a model of transformers gives its loss to `loss_function`, which divides cross entropy by all labels."""
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    forward = inspect.unwrap(type(base).forward)
+    code = getattr(inspect.unwrap(type(base).forward), "__code__", None)
     config = getattr(base, "config", None)
     kind = getattr(config, "problem_type", None)
     single = kind == "single_label_classification" or (kind is None and getattr(config, "num_labels", 2) > 1)
     classifies = "Classification" in type(base).__name__ and "Token" not in type(base).__name__
-    return "loss_function" in forward.__code__.co_names and (single or not classifies)
+    return "loss_function" in getattr(code, "co_names", ()) and (single or not classifies)
 
 
 def checkpointing_of(trainer: Any) -> list[dict[str, Any]]:

@@ -92,11 +92,6 @@ def check_sample(request: Request, data: Splits, task: Task, model_args: Mapping
             ) from error
         given = f"an image of {data.name}, shape {list(batch[0].shape[1:])}"
         todo = "Give --image-size, --model-arg, or a model for such images."
-        if hasattr(whole_model(request, data.num_classes), "training_batch"):
-            todo = (
-                "Its training_batch is for `snugfit estimate` and `snugfit plan`; train it from Python, with data of yours "
-                "(snugfit.train or snugfit.prepare)."
-            )
     else:
         batch = data.train.batch(range(min(2, len(data.train))))
         given = f"a batch of {data.name} ({', '.join(batch)})"
@@ -114,6 +109,11 @@ def check_sample(request: Request, data: Splits, task: Task, model_args: Mapping
             # Some operators do not run without memory; what is really wrong, if anything, a real model says.
             if values and isinstance(error, SnugfitError):
                 raise
+            if values and images and hasattr(whole_model(request, data.num_classes), "training_batch"):
+                todo = (
+                    "Its training_batch is for `snugfit estimate` and `snugfit plan`; train it from Python, with data of "
+                    "yours (snugfit.train or snugfit.prepare)."
+                )
             if values:
                 raise InputError(
                     f"model {request.model!r} cannot take {given}: {describe(error, None).rstrip('.')}. {todo}"
