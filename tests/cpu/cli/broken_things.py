@@ -57,6 +57,11 @@ class ReturnsNone(Raises):
         self.layer(images.flatten(1))
 
 
+class OwnBatch(Raises):
+    def training_batch(self, batch_size):
+        return {"images": self.layer.weight.new_zeros(batch_size, 64)}
+
+
 class TakesTwo(Raises):
     def forward(self, images, captions):
         return self.layer(images.flatten(1))
