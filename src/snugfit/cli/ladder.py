@@ -47,8 +47,8 @@ TrainCommand = Callable[[Sequence[str]], Mapping[str, Any]]
 the run failed."""
 
 
-_FILES = ("ladder.json", "ladder.png", "ladder.svg", "rungs")
-"""What a ladder leaves in its directory."""
+_FILES = ("ladder.json", "ladder.png", "ladder.svg")
+"""What a ladder leaves in its directory, beside the runs of its rungs."""
 _OTHER = " Give another --out."
 _TAKEN_OVER = ("predicted", "measured", "seconds", "samples_per_second", "metrics")
 """What a rung's entry has of the run's document."""
@@ -226,7 +226,7 @@ def _output_directory(args: argparse.Namespace, preset: Preset | None) -> tuple[
     """Returns the directory of this ladder, and the topmost one made for it; an earlier ladder may still be there."""
     if args.out is not None:
         out: Path = args.out
-        there = [name for name in _FILES if (out / name).exists()]
+        there = [name for name in (*_FILES, "rungs") if (out / name).exists()]
         if there and not args.overwrite:
             raise InputError(f"{out} holds {there[0]} already. Give --overwrite to replace it, or another --out.")
     else:
@@ -243,9 +243,9 @@ def _output_directory(args: argparse.Namespace, preset: Preset | None) -> tuple[
 def _remove_earlier(out: Path, *, keep: str) -> None:
     """Removes what another ladder left; the first rung of this one is there already."""
     with output.writing(out, _OTHER):
-        for name in _FILES[:-1]:
+        for name in _FILES:
             (out / name).unlink(missing_ok=True)
-        for rung in (out / _FILES[-1]).glob("*"):
+        for rung in (out / "rungs").glob("*"):
             if rung.name != keep:
                 shutil.rmtree(rung, ignore_errors=True)
 

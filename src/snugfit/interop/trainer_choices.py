@@ -43,12 +43,8 @@ def why_uncut(trainer: Any) -> str | None:
     model = trainer.model
     if any(isinstance(module, BatchNorm) and module.training for module in model.modules()):
         return "batch norm would take its statistics of another batch"
-    scaled = getattr(trainer, "loss_is_scaled_for_ga", None)
-    if scaled is None:
-        scaled = trainer.compute_loss_func is not None or trainer.model_accepts_loss_kwargs
-    if not scaled:
-        return None  # transformers divides the losses of pieces by their number
-    # Here it adds them up, and leaves it to the loss to be divided by the labels of all pieces (`num_items_in_batch`).
+    if not adds_losses_up(trainer):
+        return None
     owner = next(kind for kind in type(trainer).__mro__ if "compute_loss" in vars(kind))
     whose = None
     if trainer.compute_loss_func is not None:
@@ -69,15 +65,32 @@ def why_uncut(trainer: Any) -> str | None:
     )
 
 
+def adds_losses_up(trainer: Any) -> bool:
+    """Whether transformers adds the losses of pieces up, and does not divide them by their number.
+
+    It leaves it to the loss then to be divided by the labels of all pieces (`num_items_in_batch`).
+    """
+    said = getattr(trainer, "loss_is_scaled_for_ga", None)
+    return bool(trainer.compute_loss_func is not None or trainer.model_accepts_loss_kwargs if said is None else said)
+
+
+_BY_LABELS = {"ForCausalLMLoss", "ForMaskedLMLoss", "ForQuestionAnsweringLoss", "ForTokenClassification"}
+"""Losses of transformers (`loss/loss_utils.py`) that are cross entropy, divided by the labels of all pieces."""
+_BY_PROBLEM = "ForSequenceClassificationLoss"
+"""That of texts, images, videos and sounds, which is so where a sample has one label."""
+
+
 def _divides(model: Any) -> bool:
-    """Whether a model of transformers gives its loss to `loss_function`, which divides cross entropy by all labels."""
+    """Whether a model of transformers leaves its loss to `loss_function`, and that is divided by all labels."""
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     code = getattr(inspect.unwrap(type(base).forward), "__code__", None)
+    if "loss_function" not in getattr(code, "co_names", ()):
+        return False
     config = getattr(base, "config", None)
-    kind = getattr(config, "problem_type", None)
-    single = kind == "single_label_classification" or (kind is None and getattr(config, "num_labels", 2) > 1)
-    classifies = "Classification" in type(base).__name__ and "Token" not in type(base).__name__
-    return "loss_function" in getattr(code, "co_names", ()) and (single or not classifies)
+    problem = getattr(config, "problem_type", None)
+    single = problem == "single_label_classification" or (problem is None and getattr(config, "num_labels", 0) > 1)
+    loss = getattr(base.loss_function, "__name__", "")
+    return loss in _BY_LABELS or (loss == _BY_PROBLEM and single)
 
 
 def checkpointing_of(trainer: Any) -> list[dict[str, Any]]:

@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 from snugfit.devices import Device
 from snugfit.errors import CannotSimulateError, DoesNotFitError, InputError
-from snugfit.interop.trainer_choices import checkpointing_of, level_of, plain, settings_of, splits_of, why_uncut
+from snugfit.interop.trainer_choices import (
+    adds_losses_up,
+    checkpointing_of,
+    level_of,
+    plain,
+    settings_of,
+    splits_of,
+    why_uncut,
+)
 from snugfit.interop.trainer_job import TrainerJob, check_trainer, set_fields
 from snugfit.report.notebook import ShownAsCard
 from snugfit.report.plan_card import memory_in_words
@@ -273,7 +281,7 @@ class _Search:
         uncut = why_uncut(self.trainer)
         if uncut is not None:
             yield f"the batch is cut as it was: {uncut}."
-        elif pieces and not self.trainer.model_accepts_loss_kwargs:
+        elif pieces and not adds_losses_up(self.trainer):
             yield _OF_PIECES
 
     def _does_not_fit(self, budget_bytes: int, margin: Margin, levels: frozenset[Level]) -> DoesNotFitError:

@@ -109,12 +109,12 @@ def check_sample(request: Request, data: Splits, task: Task, model_args: Mapping
             # Some operators do not run without memory; what is really wrong, if anything, a real model says.
             if values and isinstance(error, SnugfitError):
                 raise
-            if values and images and hasattr(whole_model(request, data.num_classes), "training_batch"):
-                todo = (
-                    "Its training_batch is for `snugfit estimate` and `snugfit plan`; train it from Python, with data of "
-                    "yours (snugfit.train or snugfit.prepare)."
-                )
             if values:
+                if images and hasattr(whole_model(request, data.num_classes), "training_batch"):
+                    todo = (
+                        "Its training_batch is for `snugfit estimate` and `snugfit plan`; train it from Python, with data "
+                        "of yours (snugfit.train or snugfit.prepare)."
+                    )
                 raise InputError(
                     f"model {request.model!r} cannot take {given}: {describe(error, None).rstrip('.')}. {todo}"
                 ) from error

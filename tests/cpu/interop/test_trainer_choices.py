@@ -54,11 +54,25 @@ def _bert(folder):
     return transformers.Trainer(model=model, args=transformers.TrainingArguments(str(folder), report_to=[]))
 
 
+def _gpt2(folder):
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(n_layer=1, n_embd=64, n_head=4, vocab_size=100))
+    return transformers.Trainer(model=model, args=transformers.TrainingArguments(str(folder), report_to=[]))
+
+
+def _vit(folder, **settings):
+    config = transformers.ViTConfig(**small_trainers.SIZES, image_size=32, patch_size=16, **settings)
+    model = transformers.ViTForImageClassification(config)
+    return transformers.Trainer(model=model, args=transformers.TrainingArguments(str(folder), report_to=[]))
+
+
 @pytest.mark.parametrize(
     ("make", "why"),
     [
         (_llama, None),
+        (_gpt2, None),
         (_bert, "the loss of BertForSequenceClassification"),
+        (functools.partial(_vit, num_labels=3), None),
+        (functools.partial(_vit, num_labels=1), "the loss of ViTForImageClassification"),
         (small_trainers.trainer, "Counting.compute_loss"),
         (functools.partial(_llama, compute_loss_func=lambda outputs, labels, **_: outputs.loss), "compute_loss_func"),
     ],
