@@ -43,6 +43,7 @@ class MicrobatchCheck:
         self._promised = promised
         self._tries = TRIES if workload.coupled_samples is None else 0
         self._failed = False
+        self._open = ""  # what has to be said, where the check could not be made
 
     @property
     def pending(self) -> bool:
@@ -61,7 +62,18 @@ class MicrobatchCheck:
             )
         if told:
             warn(f"microbatch_size={recipe.microbatch_size} changes the update of this model and loss: {told}")
+        elif found.separates is None and (found.failed or not self.pending):
+            self._tries, self._open = 0, found.sentence
         return workload.replace(**found.traits())
+
+    def say_what_is_open(self, recipe: Recipe) -> None:
+        """Warns, once and before an update whose passes have run, that they could not be checked."""
+        if self._open:
+            warn(
+                f"microbatch_size={recipe.microbatch_size} could not be checked against the whole batch: {self._open} "
+                "If the loss couples samples, the update is another one: say coupled_samples=True then, else False."
+            )
+        self._open = ""
 
     def said_of(self, error: BaseException, batch: Any, recipe: Recipe) -> BaseException:
         """Returns what a person is told of an error in the caller's code where even a few samples could not run."""

@@ -116,7 +116,7 @@ def separation(
         release_traceback(error)
         text = message_of(error)
         failed = not is_out_of_memory(error)
-        return Separation(separates=None, random=random, failed=failed, sentence=f"a few samples cannot run: {text}")
+        return Separation(separates=None, random=random, failed=failed, sentence=f"a few samples cannot run ({text}).")
 
 
 def _in_turn(look: Callable[[Any], _Look], samples: Sequence[Any], parts: Sequence[object]) -> list[_Look]:

@@ -62,6 +62,7 @@ class Step:
                         functools.partial(self._forward_pass, trainer, kept),
                         functools.partial(self._backward_pass, trainer),
                     )
+                self.check.say_what_is_open(trainer.recipe)
                 if kept is not None:
                     kept.join(self._passes.shares(pieces), mean=ranks is not None)
                 if ranks is not None:

@@ -253,6 +253,20 @@ def test_it_costs_one_look():
     assert next(passes) == 10 + 2 + 1 + 3 * 2
 
 
+def test_it_says_where_it_cannot_be_made():
+    def triplets(output, batch):
+        anchors, positives, negatives = output.chunk(3)
+        return F.triplet_margin_loss(anchors, positives, negatives)
+
+    batch = make_batches("mlp", 24, 1, torch.float32)[0]
+    trainer, told = trained(make_model("mlp", torch.float32), triplets, size=12, batch=batch)
+    assert "microbatch_size=12 could not be checked" in told and "a few samples cannot run (" in told
+    assert "not checked" in str(trainer.fidelity)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        trainer.step(batch)
+
+
 def test_what_a_plan_has_promised_is_kept_or_refused():
     class Plan:
         recipe = Recipe(microbatch_size=4)
