@@ -51,7 +51,7 @@ class Lines:
                 continue
             text = files[model.place.file]
             if statements:
-                text.put_before(model.place.line, statements)
+                text.put_before(model.place, statements)
             for module in imports:
                 text.imports(module)
         for optimizer in self.seen.optimizers:
@@ -113,12 +113,12 @@ class Lines:
                     f"optimizer={recipe.optimizer!r} takes the place of torch's AdamW, made by the script."
                 )
             files[place.file].in_call(
-                place.line, optimizer.kind, renamed=f"bitsandbytes.optim.{name}", without=_NOT_TAKEN
+                place, optimizer.kind, renamed=f"bitsandbytes.optim.{name}", without=_NOT_TAKEN
             )
             files[place.file].imports("bitsandbytes")
         elif self.fused and _may_fuse(optimizer):
             assert place is not None
-            files[place.file].in_call(place.line, optimizer.kind, given="fused=True", without=("fused", "foreach"))
+            files[place.file].in_call(place, optimizer.kind, given="fused=True", without=("fused", "foreach"))
 
 
 def _may_fuse(optimizer: SeenOptimizer) -> bool:

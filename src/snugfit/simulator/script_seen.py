@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import itertools
 import sys
 import sysconfig
 import weakref
@@ -23,12 +24,14 @@ _SETTINGS = ("fused", "foreach", "capturable", "differentiable", "amsgrad", "max
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Place:
-    """A line of a file that was running."""
+    """Where in a file a call was running."""
 
     file: str
     """The file."""
     line: int
-    """Its number, from 1."""
+    """Its line, from 1."""
+    column: int | None = None
+    """Bytes before it in that line; None where Python does not know."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -221,7 +224,8 @@ def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
 
 
 def _place(frame: FrameType) -> Place:
-    return Place(file=frame.f_code.co_filename, line=frame.f_lineno)
+    *_, column, _ = next(itertools.islice(frame.f_code.co_positions(), frame.f_lasti // 2, None))
+    return Place(file=frame.f_code.co_filename, line=frame.f_lineno, column=column)
 
 
 def _candidates(frame: FrameType, depth: int) -> Iterator[_Candidate]:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from snugfit.errors import InputError
+from snugfit.simulator.script_seen import Place
 
 _LINE = re.compile(r"[^\n]*\n|[^\n]+")
 Part = tuple[int, int, bytes]
@@ -40,32 +41,32 @@ class ScriptText:
         self._parts: list[Part] = []
         self._imports: list[str] = []
 
-    def put_before(self, line: int, statements: Sequence[str]) -> None:
-        """Puts statements before the one that a line belongs to."""
-        start, _ = self._span(self._statement(line))
+    def put_before(self, place: Place, statements: Sequence[str]) -> None:
+        """Puts statements before the one in which a place is."""
+        start, _ = self._span(self._statement(place))
         begin = self._data.rfind(b"\n", 0, start) + 1
         before = self._data[begin:start]
         if before.strip():  # behind the head of its block
             if any("\n" in one for one in statements):
-                raise _no_room(self.path, line)
+                raise _no_room(self.path, place.line)
             self._parts.append((start, start, "".join(f"{one}; " for one in statements).encode()))
             return
         rows = [f"{before.decode()}{row}{self._end}" for one in statements for row in one.splitlines()]
         self._parts.append((begin, begin, "".join(rows).encode()))
 
-    def in_call(self, line: int, name: str, *, renamed: str = "", given: str = "", without: Sequence[str] = ()) -> None:
-        """Changes the call of something by its name in the statement that a line belongs to.
+    def in_call(self, place: Place, name: str, *, renamed: str = "", given: str = "", without: Sequence[str] = ()) -> None:
+        """Changes the call of something by its name in the statement in which a place is.
 
         `renamed`: what is called in its place.
         `given`: an argument that is added, such as `fused=True`.
         `without`: keywords that are taken out.
         """
-        calls = [one for one in ast.walk(self._statement(line)) if isinstance(one, ast.Call) and _called(one) == name]
+        calls = [one for one in ast.walk(self._statement(place)) if isinstance(one, ast.Call) and _called(one) == name]
         if len(calls) != 1:
-            raise InputError(f"{self.path}:{line} has no single call of {name} that could be changed.")
+            raise InputError(f"{self.path}:{place.line} has no single call of {name} that could be changed.")
         call = calls[0]
         if any(keyword.arg is None for keyword in call.keywords):
-            raise InputError(f"{self.path}:{line} gives {name} arguments by **, which may be any.")
+            raise InputError(f"{self.path}:{place.line} gives {name} arguments by **, which may be any.")
         if renamed:
             self._parts.append((*self._span(call.func), renamed.encode()))
         dropped = [self._span(one) for one in call.keywords if one.arg in without]
@@ -116,16 +117,12 @@ class ScriptText:
             if isinstance(one, ast.Import):
                 yield [name.name for name in one.names if name.asname is None]
 
-    def _statement(self, line: int) -> ast.stmt:
-        """The innermost statement that a line belongs to, which must be alone there."""
-        around = [
-            one
-            for one in ast.walk(self._tree)
-            if isinstance(one, ast.stmt) and one.lineno <= line <= (one.end_lineno or one.lineno)
-        ]
+    def _statement(self, place: Place) -> ast.stmt:
+        """The innermost statement in which a place is; of a line without a column, the one that is alone there."""
+        around = [one for one in ast.walk(self._tree) if isinstance(one, ast.stmt) and _is_in(place, one)]
         innermost = [one for one in around if not any(other in around for other in ast.walk(one) if other is not one)]
         if len(innermost) != 1:
-            raise _no_room(self.path, line)
+            raise _no_room(self.path, place.line)
         return innermost[0]
 
     def _place(self, line: int, column: int) -> int:
@@ -140,6 +137,14 @@ def diff(path: str, before: str, after: str) -> str:
     """Returns the changes of a file as a unified diff, for `patch -p0`."""
     rows = difflib.unified_diff(_LINE.findall(before), _LINE.findall(after), path, path)
     return "".join(row if row.endswith("\n") else f"{row}\n\\ No newline at end of file\n" for row in rows)
+
+
+def _is_in(place: Place, statement: ast.stmt) -> bool:
+    assert statement.end_lineno is not None and statement.end_col_offset is not None
+    if place.column is None:
+        return statement.lineno <= place.line <= statement.end_lineno
+    begin, end = (statement.lineno, statement.col_offset), (statement.end_lineno, statement.end_col_offset)
+    return begin <= (place.line, place.column) < end
 
 
 def _called(call: ast.Call) -> str:

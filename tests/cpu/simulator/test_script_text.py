@@ -5,6 +5,7 @@ import subprocess
 import pytest
 
 from snugfit.errors import InputError
+from snugfit.simulator.script_seen import Place
 from snugfit.simulator.script_text import ScriptText, diff
 
 TOP = "import a\nimport b.c\n"
@@ -21,10 +22,14 @@ PUT = [
 ]  # fmt: skip
 
 
+def at(line, column=None):
+    return Place(file="train.py", line=line, column=column)
+
+
 @pytest.mark.parametrize("before, line, after", PUT)
 def test_statements_go_before_the_line_that_runs(before, line, after):
     text = ScriptText("train.py", before)
-    text.put_before(line, ["ON"])
+    text.put_before(at(line), ["ON"])
     text.imports("snugfit")
     assert text.changed() == after
 
@@ -41,8 +46,23 @@ def test_statements_go_before_the_line_that_runs(before, line, after):
 def test_where_there_is_no_room_it_is_said(before, line):
     with pytest.raises(InputError, match=r"train\.py:\d has no room"):
         text = ScriptText("train.py", before)
-        text.put_before(line, ["ON"])
+        text.put_before(at(line), ["ON"])
         text.changed()
+
+
+@pytest.mark.parametrize(
+    "before, call, after",
+    [
+        ("model = net(); opt = make(model)\n", "make", "model = net(); ON; opt = make(model)\n"),
+        ("\topt = make(model); rate = f(opt)\n", "make", "\tON\n\topt = make(model); rate = f(opt)\n"),
+        ("for é in a: opt = make(é); é = 1\n", "make", "for é in a: ON; opt = make(é); é = 1\n"),
+    ],
+)
+def test_of_several_statements_on_a_line_the_one_that_runs(before, call, after):
+    head, after = ("if a:\n", f"if a:\n{after}") if before.startswith("\t") else ("", after)
+    text = ScriptText("train.py", head + before)
+    text.put_before(at(1 + bool(head), len(before[: before.index(call)].encode())), ["ON"])
+    assert text.changed() == after
 
 
 FUSED = {"given": "fused=True", "without": ("fused", "foreach")}
@@ -63,7 +83,7 @@ BNB = {"renamed": "bnb.AdamW8bit", "without": ("fused", "foreach")}
 )
 def test_the_call_of_an_optimizer_is_changed(before, change, after):
     text = ScriptText("train.py", before)
-    text.in_call(1, "AdamW", **change)
+    text.in_call(at(1), "AdamW", **change)
     assert text.changed() == after
 
 
@@ -73,14 +93,14 @@ def test_the_call_of_an_optimizer_is_changed(before, change, after):
 def test_a_call_that_may_be_any_is_left_alone(before):
     with pytest.raises(InputError):
         text = ScriptText("train.py", before)
-        text.in_call(1, "AdamW", **FUSED)
+        text.in_call(at(1), "AdamW", **FUSED)
         text.changed()
 
 
 @pytest.mark.parametrize("before", ["a = 1\nb = 2\n", "a = 1\r\nb = 2\r\n", "a = 1\nb = 2", "a = 1\n\x0cb = 2\n"])
 def test_the_diff_can_be_applied(tmp_path, before):
     text = ScriptText("train.py", before)
-    text.put_before(2, ["ON"])
+    text.put_before(at(2), ["ON"])
     (tmp_path / "train.py").write_bytes(before.encode())
     made = diff("train.py", before, text.changed()).encode()
     subprocess.run(["git", "apply", "-p0"], cwd=tmp_path, input=made, check=True)
