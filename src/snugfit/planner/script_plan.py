@@ -25,7 +25,7 @@ from snugfit.planner.script_plan_result import ScriptLines, ScriptPlan
 from snugfit.recipe import Recipe
 from snugfit.recording.recording import Recording
 from snugfit.simulator.fresh_workers import FreshWorkers, fresh_workers
-from snugfit.simulator.own_script import ASSUMED, import_all, record_script
+from snugfit.simulator.own_script import ASSUMED, import_all, on_host, record_script
 from snugfit.simulator.script import check_script
 from snugfit.simulator.script_lines import STYLES, Lines
 from snugfit.simulator.script_seen import ScriptRecording
@@ -79,10 +79,7 @@ def plan_script(
     as_it_is = first.need(Recipe())
     lines = _lines(script, as_it_is, style)
     if place.personality.is_card and not any(one.place == "device" for one in as_it_is.recorded.trace.storages):
-        raise InputError(
-            f"{script} puts nothing on the card: as it was called it trains on the host. Give the arguments with which "
-            "it trains on a card, or --device cpu."
-        )
+        raise on_host(script)
     seen = lines.seen
     if seen.own_precision:
         forbidden.add("precision")

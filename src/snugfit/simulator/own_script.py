@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from snugfit.attributes import Change, replaced
-from snugfit.errors import CannotSimulateError, in_words
+from snugfit.errors import CannotSimulateError, InputError, in_words, warn
 from snugfit.fake_device.personality import Personality
 from snugfit.simulator.estimate import DeviceArgument, cards_of, estimated
 from snugfit.simulator.fresh_workers import fresh_workers, imported_since
@@ -66,13 +66,29 @@ def estimate_script(
 ) -> Estimate:
     """Predicts what a training script takes as it is, on a card by name, on cpu or on every card (None).
 
+    One that trains on the host is refused for a card by name, and for every card (None) predicted on cpu.
+
     `gpus`: processes of each of `nodes` machines, as torchrun starts them, of which the first is looked at; None: the
     script is started alone.
     """
     path, cards = check_script(script), cards_of(device)
     assumed = assumptions_from(assume).completed(ASSUMED)
     record = functools.partial(record_script, path, list(arguments), assumed, gpus=gpus, nodes=nodes)
-    return estimated(record, cards, None, script, fresh_workers())
+    found = estimated(record, cards, None, script, fresh_workers())
+    if found.peak_allocated_bytes:
+        return found
+    if device is not None:
+        raise on_host(script)
+    warn(f"{script} puts nothing on a card: as it was called it trains on the host, for which it is predicted here.")
+    return estimated(record, cards_of("cpu"), None, script, fresh_workers())
+
+
+def on_host(script: str) -> InputError:
+    """Returns what is said of a script that was to be on a card and puts nothing there."""
+    return InputError(
+        f"{script} puts nothing on the card: as it was called it trains on the host. Give the arguments with which it "
+        "trains on a card, or --device cpu."
+    )
 
 
 def record_script(
@@ -116,10 +132,7 @@ def record_script(
         seen, shared = dataclasses.replace(found.seen, libraries=imported_since(before)), launch.workload or Workload()
         workload = watched.workload.replace(gpus=shared.gpus, nodes=shared.nodes)
         found = dataclasses.replace(found, seen=seen, block_names=seen.blocks, workload=workload)
-    notes = list(launch.notes())
-    if personality.is_card and not any(row.place == "device" for row in recording.trace.storages):
-        notes.append(f"{path} puts nothing on the card: as it was called it trains on the host, which has all of it.")
-    return dataclasses.replace(found, warnings=(*found.warnings, *notes))
+    return dataclasses.replace(found, warnings=(*found.warnings, *launch.notes()))
 
 
 _EAGER = (

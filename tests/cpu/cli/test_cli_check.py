@@ -176,6 +176,6 @@ def test_a_script_that_trains_on_the_host_is_not_checked(tmp_path, capsys):
     text = "import torch\nmodel = torch.nn.Linear(8, 8)\noptimizer = torch.optim.SGD(model.parameters())\nfor _ in range(4):"
     (tmp_path / "train.py").write_text(f"{text}\n    model(torch.ones(2, 8)).sum().backward()\n    optimizer.step()\n")
     assert main(["check", "--fits", "rtx-3060-12gb", str(tmp_path / "train.py")]) == 2
-    assert "there is nothing to check" in capsys.readouterr().err
+    assert "puts nothing on the card" in capsys.readouterr().err
     assert main(["check", "--fits", "cpu", "--budget", "1GiB", str(tmp_path / "train.py")]) == 0
     assert "the first 3 steps (what is done only later" in capsys.readouterr().out

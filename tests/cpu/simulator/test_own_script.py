@@ -226,11 +226,15 @@ def test_what_ends_a_script_is_told_in_one_line(tmp_path, capsys, monkeypatch, t
     assert (got, "snugfit/" in last) == (code, False) and last.startswith("snugfit: ") and said in last
 
 
-def test_a_script_on_the_host_is_told_so(tmp_path, capsys):
-    code, _, err = estimated(
-        capsys, written(tmp_path, TRAINS.replace('"cuda" if torch.cuda.is_available() else ', "") + LOOP)
-    )
-    assert code == 0 and "puts nothing on the card" in err
+def test_a_script_on_the_host_is_predicted_there_and_refused_for_a_card(tmp_path, capsys):
+    script = written(tmp_path, TRAINS.replace('"cuda" if torch.cuda.is_available() else ', "") + LOOP)
+    assert main(["estimate", "--json", str(script)]) == 0
+    out, err = capsys.readouterr()
+    found = json.loads(out)
+    assert [one["name"] for one in found["devices"]] == ["cpu"] and found["peak_allocated_bytes"] > 0
+    assert "puts nothing on a card" in err
+    assert main(["estimate", "--device", "rtx-3060", str(script)]) == 2
+    assert "puts nothing on the card" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("option", [["--batch-size", "8"], ["--checkpoint", "all"], ["--image-size", "32"]])
