@@ -36,7 +36,7 @@ class WatchedLoaders:
         self.passes: Counter[int] = Counter()
         """Passes through a data set since the last step."""
         # By what draws: a sampler of its own, or the data set of which all is drawn.
-        self._widest: weakref.WeakKeyDictionary[Any, dict[Any, tuple[list[int], str]]] = weakref.WeakKeyDictionary()
+        self._widest: weakref.WeakKeyDictionary[Any, dict[Any, tuple[list[list[int]], str]]] = weakref.WeakKeyDictionary()
 
     def ending_early(self) -> list[Change]:
         """Returns what makes loaders read in this process, give the widest batches and end when the steps were seen."""
@@ -69,7 +69,8 @@ class WatchedLoaders:
             raise EnoughSeen
         widest, said = self._widest_of(loader)
         if said:
-            give_numbers(batches, lambda own: list(itertools.islice(itertools.cycle(widest), len(own))))
+            watched = self._watched  # by turns of steps: those after the first hold optimizer state and all gradients
+            give_numbers(batches, lambda own: _as_many(widest[(watched.steps + 1) % len(widest)], len(own)))
             self._watched.note(said)
         yield from self._pass_through(loader, batches, may_end=True)
 
@@ -88,8 +89,8 @@ class WatchedLoaders:
         if seen is not None and (said := seen.end()):
             watched.note(said)
 
-    def _widest_of(self, loader: Any) -> tuple[list[int], str]:
-        """The samples of the widest batch of a loader, read once for all loaders that draw as many of the same."""
+    def _widest_of(self, loader: Any) -> tuple[list[list[int]], str]:
+        """The samples of the widest batches of a loader, read once for all loaders that draw as many of the same."""
         drawn = drawn_by(loader)
         if drawn is None:
             return [], ""
@@ -104,6 +105,10 @@ class WatchedLoaders:
             return widest_batches(loader)
         finally:
             self.read_widths = False
+
+
+def _as_many(numbers: list[int], count: int) -> list[int]:
+    return list(itertools.islice(itertools.cycle(numbers), count))
 
 
 def trains() -> bool:

@@ -40,10 +40,11 @@ def widest_samples(dataset: Any, count: int, what: str = "train_dataset") -> lis
     return _not_empty([dataset[number] for number in itertools.islice(numbers, count)], what)
 
 
-def widest_batches(loader: Any) -> tuple[list[int], str]:
-    """Returns the samples that make a loader's widest batch and what to say of them; none where all are as wide.
+def widest_batches(loader: Any) -> tuple[list[list[int]], str]:
+    """Returns the samples of a loader's widest batches and what to say of them; none where all are as wide.
 
-    Streams, and batches whose size the samples decide, have none.
+    They are to be given by turns, as which of them takes most is the model's affair. Streams, and batches whose size the
+    samples decide, have none.
     """
     from snugfit.training.fallbacks import elements
 
@@ -59,12 +60,17 @@ def widest_batches(loader: Any) -> tuple[list[int], str]:
             return [], ""
         order = _widest_first(widths)
         widest, narrowest = order[:size], order[-1:] * len(order[:size])
-        if elements(_batch_of(loader, widest)) <= elements(_batch_of(loader, narrowest)):
+        others = _most_unlike(widths)[:size]
+        if others and _shapes(_batch_of(loader, others)) == _shapes(_batch_of(loader, widest)):
+            others = []  # images that are brought to one size
+        if not others and elements(_batch_of(loader, widest)) <= elements(_batch_of(loader, narrowest)):
             return [], ""
     except Exception:  # of the script's code, which is told where the script itself comes to it
         return [], ""
+    if not others and len({widths[number] for number in widest}) == 1 < size:
+        others = [*widest[:-1], *order[-1:]]  # the same batch with padding: its mask is not left out
     of = f"{len(widths)} samples that were read of {len(loader.dataset)}"
-    return widest, (
+    return [widest, *filter(None, [others])], (
         f"batches are not equally wide: each is made of the widest of {of}, so that most real steps may take less."
     )
 
@@ -86,6 +92,12 @@ def _batch_of(loader: Any, numbers: list[int]) -> Any:
     data = loader.dataset
     together = getattr(data, "__getitems__", None)
     return loader.collate_fn(together(numbers) if together else [data[number] for number in numbers])
+
+
+def _shapes(batch: Any) -> list[Any]:
+    from snugfit.techniques.batches import tensors_of
+
+    return [tensor.shape for tensor in tensors_of(batch)]
 
 
 def _widths(dataset: Any, count: int, among: Sequence[int]) -> dict[int, _Leaves]:
@@ -120,6 +132,24 @@ def _widest_first(widths: dict[int, _Leaves]) -> list[int]:
         for side in range(min(_MOST_SIDES, max(map(len, sides.values()), default=0)))
     ]
     return list(dict.fromkeys([*order[:1], *longest, *order]))
+
+
+def _most_unlike(widths: dict[int, _Leaves]) -> list[int]:
+    """Samples by how far their images are from square, tall and wide ones in turn; none where all have one shape.
+
+    Detectors scale each image to a shortest side and pad all to the longest sides, so that a tall and a wide one take more
+    than two large squares. Source: torchvision, GeneralizedRCNNTransform.
+    """
+    ratios: dict[int, float] = {}
+    for number, leaves in widths.items():
+        images = [leaf[-2:] for leaf in leaves if len(leaf) > 1 and all(leaf[-2:])]
+        if images:
+            height, width = max(images, key=math.prod)
+            ratios[number] = height / width
+    if len(set(ratios.values())) < 2:
+        return []
+    order = sorted(ratios, key=ratios.__getitem__)
+    return list(dict.fromkeys(itertools.chain(*zip(order, reversed(order), strict=True))))
 
 
 def _not_empty(samples: list[Any], what: str) -> list[Any]:

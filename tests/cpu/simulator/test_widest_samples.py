@@ -56,13 +56,13 @@ def loader_of(data, **settings):
 
 def test_batches_of_texts_are_of_the_longest():
     numbers, said = widest_batches(loader_of(["a", "bbb", "cc", "d", "ee"]))
-    assert numbers == [1, 2] and "the widest of 5 samples that were read of 5" in said
+    assert numbers == [[1, 2]] and "the widest of 5 samples that were read of 5" in said
 
 
 def test_only_samples_that_a_sampler_may_draw_are_looked_at():
     sampler = torch.utils.data.SubsetRandomSampler([0, 2, 3])
     numbers, said = widest_batches(loader_of(["a", "bbb", "cc", "d", "ee"], sampler=sampler))
-    assert numbers == [2, 0] and "of 3 samples" in said
+    assert numbers == [[2, 0]] and "of 3 samples" in said
 
 
 def test_what_is_padded_in_each_direction_is_longest_in_each():
@@ -71,14 +71,26 @@ def test_what_is_padded_in_each_direction_is_longest_in_each():
     def padded(images):
         return torch.zeros(len(images), max(one.shape[0] for one in images), max(one.shape[1] for one in images))
 
-    numbers, _ = widest_batches(loader_of(images, batch_size=3, collate_fn=padded))
+    (numbers,), _ = widest_batches(loader_of(images, batch_size=3, collate_fn=padded))
     assert set(numbers) == {0, 1, 2}
+
+
+def test_images_that_a_model_brings_to_a_size_are_of_unlike_shapes_by_turns():
+    sizes = [(8, 8), (8, 8), (4, 7), (7, 4), (6, 5)]
+    images = [torch.zeros(3, *size) for size in sizes]
+    assert widest_batches(loader_of(images, collate_fn=list))[0] == [[0, 1], [2, 3]]
+    assert widest_batches(loader_of(images, collate_fn=lambda them: torch.zeros(len(them), 3, 8, 8))) == ([], "")
+
+
+def test_texts_that_are_cut_at_a_length_are_padded_by_turns():
+    """A mask of ones alone is left out by attention; most real batches have one."""
+    assert widest_batches(loader_of(["a", "bbb", "bbb", "d", "bbb"]))[0] == [[1, 2], [1, 3]]
 
 
 def test_a_rare_long_sample_is_found():
     texts = ["a"] * 1000
     texts[777] = "long"
-    numbers, _ = widest_batches(loader_of(texts))
+    (numbers,), _ = widest_batches(loader_of(texts))
     assert numbers[0] == 777
 
 
