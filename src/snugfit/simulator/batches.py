@@ -11,7 +11,7 @@ from snugfit.errors import in_words, warn
 from snugfit.recipe import Recipe
 from snugfit.recorder.materialise import Materialiser
 from snugfit.techniques.batch_share import share_of, sharers
-from snugfit.techniques.batches import first_tensor, map_tensors, split_batch, why_uncut
+from snugfit.techniques.batches import first_tensor, held_by, map_tensors, split_batch, why_uncut
 from snugfit.training.evaluation import evaluated_at_once, task_of
 from snugfit.training.fallbacks import elements
 from snugfit.workload import Workload
@@ -71,12 +71,21 @@ def longest(batches: list[Any]) -> int | None:
 
 
 def shape_in_words(batches: list[Any]) -> str:
-    """Returns the shape of the batches, such as `64 x 3 x 224 x 224`."""
+    """Returns the shape of the batches, such as `64 x 3 x 224 x 224`; of images in a list the first one's, and how many."""
     shapes = []
     for batch in batches:
         tensor = first_tensor(batch)
         if tensor is not None:
-            shapes.append(" x ".join(map(str, tensor.shape)))
+            count = _images_in_a_list(batch)
+            shapes.append(" x ".join(map(str, [*filter(None, [count]), *tensor.shape])))
     shapes = list(dict.fromkeys(shapes))
     more = f" and {len(shapes) - 3} more shapes" if len(shapes) > 3 else ""
     return ", ".join(shapes[:3]) + more
+
+
+def _images_in_a_list(batch: Any) -> int:
+    """How many images stand side by side in the first part of a batch, as detectors take them; 0 for any other batch."""
+    first = next(iter((held_by(batch) or {}).values()), None)
+    images = first if isinstance(first, list | tuple) else []
+    each = all(isinstance(one, torch.Tensor) and one.dim() == 3 and one.shape[0] in (1, 3, 4) for one in images)
+    return len(images) if each else 0

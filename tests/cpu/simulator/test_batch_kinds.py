@@ -16,6 +16,7 @@ from transformers.modeling_outputs import BaseModelOutput
 import snugfit
 from snugfit import CannotSimulateError, InputError, Recipe, SnugfitWarning
 from snugfit.measure.allocator_events import AllocatorEvents
+from snugfit.simulator.batches import shape_in_words
 from snugfit.techniques.batches import tensors_of
 
 SAMPLES = 64
@@ -234,3 +235,17 @@ def test_a_graph_that_all_samples_share_goes_with_every_piece():
     cut = snugfit.prepare(made(lambda: nn.Linear(30, 30)), Recipe(microbatch_size=2), **arguments)
     assert float(cut.step(batch)) == pytest.approx(float(whole.step(batch)), rel=1e-5)
     assert str(cut.fidelity) == "exact"
+
+
+@pytest.mark.parametrize(
+    "batch, words",
+    [
+        (torch.ones(8, 3, 4, 4), "8 x 3 x 4 x 4"),
+        (([torch.ones(3, 4, 6), torch.ones(3, 6, 4)], [{"boxes": torch.ones(2, 4)}]), "2 x 3 x 4 x 6"),
+        ((torch.ones(8, 5), torch.ones(8)), "8 x 5"),
+        (((torch.ones(8, 5), torch.ones(8, 2)), torch.ones(8)), "8 x 5"),
+    ],
+    ids=["one tensor", "a list of images", "two", "two inputs"],
+)
+def test_shapes_are_said_with_the_number_of_samples(batch, words):
+    assert shape_in_words([batch]) == words
