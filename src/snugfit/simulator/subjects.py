@@ -59,8 +59,11 @@ def given_subject(model: Any, shapes: Any, arguments: Mapping[str, Any]) -> Subj
     record = functools.partial(record_given, model, shapes, dict(arguments))
     told = {name: arguments[name] for name in ("batch_size", "gpus", "nodes") if arguments.get(name) is not None}
     samples = longest(batches_of(shapes))
-    if samples is not None and arguments.get("split") is None:
-        told.setdefault("batch_size", samples)
+    if samples is not None and arguments.get("split") is None and told.setdefault("batch_size", samples) != samples:
+        raise InputError(
+            f"batch_size is {told['batch_size']}, and the batch that was given has {samples} samples. Give a batch of the size "
+            "that is meant (shapes will do), and leave batch_size out."
+        )
     return Subject(
         record=record,
         title=title_of(model),

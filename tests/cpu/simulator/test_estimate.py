@@ -276,6 +276,7 @@ def test_without_a_compiler_of_cpp_the_step_of_a_processor_is_predicted_eagerly(
     [
         ({"device": "rtx-4091"}, InputError, "did you mean 'rtx-4090'"),
         ({"device": 3}, InputError, "give a name"),
+        ({"batch_size": 3}, InputError, "leave batch_size out"),
         ({"optimizer": "adamww"}, InputError, "did you mean 'adamw'"),
         ({"recipe": {"precision": "fp32"}}, InputError, "snugfit.Recipe"),
         ({"recipe": Recipe(microbatch_size=64)}, RecipeError, "larger than the batch of 8"),
