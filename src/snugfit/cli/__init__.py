@@ -202,10 +202,16 @@ def _help_of(error: argparse.ArgumentError, command: argparse.ArgumentParser | N
     return "".join(f": {one.help}".rstrip(".") for one in named if one.help)
 
 
+_SAME = {"--out": "--run-dir", "--run-dir": "--out", "--output-dir": "--run-dir", "--output": "--out"}
+"""Options of other commands and tools -> what the same is called where it is not known."""
+
+
 def _unknown_option(word: str, chosen: str | None, options: Sequence[str]) -> str:
     """Says where an unknown option belongs, or what may have been meant; ends with `; `."""
     if chosen is not None and word in options:
         return f"option {word!r} stands before the command; put it behind `snugfit {chosen}`; "
+    if (same := _SAME.get(word)) in options:
+        return f"unknown option {word!r}; here it is {same}; "
     takers = []
     for name in COMMANDS:
         other = _Parser()

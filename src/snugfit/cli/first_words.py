@@ -11,7 +11,7 @@ _FIRST = """say what to do, for example
   snugfit estimate torchvision:resnet50 --batch-size 64 --device all      what a step needs, on which cards it fits
   snugfit estimate --device rtx-4090 train.py --lr 3e-4      the same of your own script, as it is
   snugfit plan torchvision:resnet50 --batch-size 64 --device rtx-3060-12gb --budget 4GiB      how to train in less
-  snugfit train torchvision:resnet18 --data digits --budget 1GiB      plan and train here
+  snugfit train torchvision:resnet18 --data digits --image-size 32 --epochs 1 --budget 1GiB      plan and train here
 and `snugfit --help` for all commands."""
 _MOST_SECONDS = 1.0
 """How long the driver may take to answer."""

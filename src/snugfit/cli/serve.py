@@ -177,9 +177,9 @@ def _answers(
     recipe, workload = options.settings_from(args)
     named, constraints = options.named_model(args), options.constraints_of(args)
     found = estimate_named(named, recipe=recipe, workload=workload, device=device, pool=warm)
-    yield {"page": page_data([shown(found.to_mapping(), name="as it stands")]), "doing": "Looking for a plan ..."}
+    yield {"page": page_data([shown(found.to_mapping(), name="")]), "doing": "Looking for a plan ..."}
     plan = plan_named(named, workload=workload, budget=args.budget, device=device, constraints=constraints, pool=search)
     yield {
-        "page": page_data([shown(plan.to_mapping(), name="planned", budgets=plan.budgets)]),
+        "page": page_data([shown(plan.to_mapping(), name="", budgets=plan.budgets)]),
         "doing": f"Planned, of {plan.simulated} recipes that were simulated.",
     }

@@ -121,6 +121,21 @@ def test_the_slider_says_what_the_plan_answers(visit, documents):
     assert len(seen) == len(kept.points) >= 3
 
 
+def test_the_dial_stays_where_it_was_put_when_it_gets_dark(visit):
+    from selenium.webdriver.common.keys import Keys
+
+    driver = visit("plan")
+    (slider,) = css(driver, "section input[type=range][id^=dial]")
+    planned = css(driver, ".budget output")[0].text
+    assert any(f"of the plan for {planned}" in one.text for one in css(driver, "p.faint"))
+    slider.send_keys(Keys.END)
+    last = css(driver, ".budget output")[0].text
+    see_as(driver, width=1280, dark=True)
+    wait_for(lambda: css(driver, "section input[type=range][id^=dial]")[0] != slider)
+    assert css(driver, ".budget output")[0].text == last != planned
+    assert any(f"of the plan for {planned}" in one.text for one in css(driver, "p.faint"))
+
+
 def test_hovering_names_what_is_under_the_pointer(visit):
     from selenium.webdriver import ActionChains
 
@@ -200,3 +215,5 @@ def test_the_gallery_shows_what_is_asked_for(driver):
     assert [one.text for one in css(driver, "#rows code")] == [row["command"] for row in wanted]
     assert serious(driver) == [] and driver.get_log("browser") == []
     assert driver.execute_script("return document.documentElement.scrollWidth") <= 400
+    see_as(driver, width=400, dark=True)
+    assert serious(driver) == []

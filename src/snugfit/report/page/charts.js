@@ -83,7 +83,7 @@ function timelineOptions(timeline, colours) {
         { xAxis: band.start, itemStyle: { color: SHADES[band.phase], opacity: 0.1 }, label: { formatter: band.end - band.start > 0.09 * timeline.end && !narrow() ? band.phase : "" } }, { xAxis: band.end }]),
     },
   });
-  if (timeline.reserved) series.push({ ...line, name: "reserved", color: style("ink"), lineStyle: { width: 1.3, type: "dashed" }, data: rows(timeline.reserved) });
+  if (timeline.reserved) series.push({ ...line, name: "reserved", color: style("faint"), lineStyle: { width: 1.3, type: "dashed" }, data: rows(timeline.reserved) });
   if (limit) series.push({ ...line, name: limit[0] + ": " + bytes(limit[1]), color: style("warning"), lineStyle: { width: 1.6, type: "dashed" }, data: [[0, limit[1] / unit.size], [timeline.end, limit[1] / unit.size]] });
   return {
     legend: legend(), grid: { left: 8, right: 12, top: 58, bottom: 8, containLabel: true }, series,

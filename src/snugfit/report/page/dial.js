@@ -14,7 +14,8 @@ function dialSection(section, dial, title) {
     before = position;
   });
   const answer = make("div", { class: "answer", "aria-live": "polite" }), copies = make("div", {});
-  const words = "The arrow keys move it; the marks are where the recipe changes. " + dial.end;
+  dial.planned ??= dial.positions[dial.start].budget; // the start moves with the slider, so that a page drawn anew stays there
+  const words = `The arrow keys move it; the marks are where the recipe changes. ${dial.end} What stands around it on this page is of the plan for ${dial.planned}.`;
   const columns = make("div", { class: "columns" }), left = make("div", {}), right = make("div", {});
   left.append(answer, copies);
   columns.append(left, right);
@@ -27,6 +28,7 @@ function dialSection(section, dial, title) {
   function turn() {
     const position = dial.positions[+slider.value], found = position.answer === null ? null : dial.answers[position.answer];
     shown.value = position.budget;
+    dial.start = +slider.value;
     slider.setAttribute("aria-valuetext", position.budget + ": " + (found ? `${found.recipe}; ${found.step} a step` : "nothing fits"));
     answer.replaceChildren(...(found ? answerOf(dial, position, found) : [make("p", { class: "recipe" }, dial.too_little)]));
     copies.replaceChildren(...(found ? [["Recipe as a file", position.command], ["Train by it (and what your data needs)", found.train], ["In Python", found.python]].filter(([, text]) => text).map(copyable) : []));

@@ -229,7 +229,14 @@ def _ladder(document: Mapping[str, Any]) -> Iterator[tuple[str, Section | None]]
             )
         )
     columns = ("rung", "predicted", "measured", "predicted less measured", "time", "fidelity", "what changes")
-    yield "rungs", {"rows": pairs, "table": table(columns, cells, right=(1, 2, 3, 4))}
+    known = [one for one in range(len(columns)) if one not in _FOUND or any(row[one] != size(None) for row in cells)]
+    right = [known.index(one) for one in _FOUND if one in known]
+    told = [[row[one] for one in known] for row in cells]
+    yield "rungs", {"rows": pairs, "table": table([columns[one] for one in known], told, right=right)}
+
+
+_FOUND = range(1, 5)
+"""Columns of a ladder that are left out where they say nothing: what is only predicted was not measured."""
 
 
 def rung_bytes(rung: Mapping[str, Any]) -> dict[str, Any]:

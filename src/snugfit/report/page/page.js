@@ -118,4 +118,4 @@ function timelineSection(section, found, title, page) {
   section.append(make("label", { for: id }, "A moment of the run: ", text), slider);
 }
 
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => show(current));
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => current && show(current));
