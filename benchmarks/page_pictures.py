@@ -27,8 +27,8 @@ DOCUMENTS = {
     "after.json": ("estimate", *WORK, "--checkpoint", "all"),
 }
 PICTURES = {
-    "plan-light": ("plan.json", 1280, 2360, False),
-    "plan-dark": ("plan.json", 1280, 2360, True),
+    "plan-light": ("plan.json", 1280, 2650, False),
+    "plan-dark": ("plan.json", 1280, 2650, True),
     "plan-phone-light": ("plan.json", 400, 1900, False),
     "plan-phone-dark": ("plan.json", 400, 1900, True),
     "change-light": ("before.json after.json", 1280, 1720, False),
