@@ -14,7 +14,7 @@ from snugfit.errors import InputError
 from snugfit.techniques.batches import first_tensor
 from snugfit.workloads import hf, model_files, torchvision_tasks
 from snugfit.workloads.hf_batches import HubBatch, marks_of_form
-from snugfit.workloads.model_shapes import input_channels, input_size, sequence_length, vocabulary_size
+from snugfit.workloads.model_shapes import check_side, input_channels, input_size, sequence_length, vocabulary_size
 from snugfit.workloads.options import BatchOptions
 from snugfit.workloads.tasks import CAUSAL_LM, IMAGE_CLASSIFICATION, LANGUAGE, READ, TASKS, TEXT_TASKS, Task, task_named
 
@@ -91,6 +91,8 @@ def batch_for(model: torch.nn.Module, spec: str, task: str, **asked: Any) -> Tra
         side = options.take("image_size") or input_size(model, spec)
         if side is None:
             raise InputError(f"nothing says which images {spec!r} takes. Give --image-size N. {_OTHERWISE}")
+        if spec.startswith(("timm:", "torchvision:")):
+            check_side(model, spec, side)
         images = torch.rand(options.batch_size, input_channels(model), side, side, device=options.device)
         batch = (images, torch.zeros(options.batch_size, dtype=torch.long, device=options.device))
     options.check(f"{chosen.name} of {spec!r}")

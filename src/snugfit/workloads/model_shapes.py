@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from snugfit.errors import SequenceTooLongError
+from snugfit.errors import InputError, SequenceTooLongError
 from snugfit.workloads import hf_sizes
 from snugfit.workloads.heads import LAYERS_WITH_CLASSES, outputs_of
 
@@ -32,6 +32,20 @@ def input_size(model: torch.nn.Module, spec: str) -> int | None:
     if spec.startswith("torchvision:"):
         return published_side(spec, "crop_size") or _TORCHVISION_SIZE
     return None
+
+
+def check_side(model: torch.nn.Module, spec: str, side: int) -> None:
+    """Raises for images of another size than the one that a model of a library is built for, and says how it is built."""
+    patches = getattr(model, "patch_embed", None)
+    if spec.startswith("torchvision:"):
+        built, argument = _side(getattr(model, "image_size", None)), "image_size"
+    else:
+        built, argument = _side(patches.img_size) if getattr(patches, "strict_img_size", False) else None, "img_size"
+    if built is not None and built != side:
+        raise InputError(
+            f"{spec!r} is built for images of {built} x {built}, not {side}. Give --model-arg {argument}={side} beside "
+            f"--image-size {side}, which builds it for them."
+        )
 
 
 def _side(size: Any) -> int | None:
