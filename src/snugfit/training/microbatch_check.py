@@ -53,6 +53,7 @@ class MicrobatchCheck:
     def learn(self, batch: Any, recipe: Recipe, workload: Workload) -> Workload:
         """Checks before an update by microbatches; returns the workload with what was found."""
         assert recipe.microbatch_size is not None
+        self._open = ""  # of a step that was not taken
         found = self._look(batch, recipe, workload, recipe.microbatch_size)
         told = found.told(masks=workload.dropout)
         if told and self._promised:
@@ -63,17 +64,18 @@ class MicrobatchCheck:
         if told:
             warn(f"microbatch_size={recipe.microbatch_size} changes the update of this model and loss: {told}")
         elif found.separates is None and (found.failed or not self.pending):
-            self._tries, self._open = 0, found.sentence
+            self._open = found.sentence
         return workload.replace(**found.traits())
 
     def say_what_is_open(self, recipe: Recipe) -> None:
         """Warns, once and before an update whose passes have run, that they could not be checked."""
-        if self._open:
+        said, self._open = self._open, ""
+        if said:
+            self._tries = 0
             warn(
-                f"microbatch_size={recipe.microbatch_size} could not be checked against the whole batch: {self._open} "
+                f"microbatch_size={recipe.microbatch_size} could not be checked against the whole batch: {said} "
                 "If the loss couples samples, the update is another one: say coupled_samples=True then, else False."
             )
-        self._open = ""
 
     def said_of(self, error: BaseException, batch: Any, recipe: Recipe) -> BaseException:
         """Returns what a person is told of an error in the caller's code where even a few samples could not run."""
