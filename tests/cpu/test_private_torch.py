@@ -24,6 +24,7 @@ from snugfit.private_torch import (
     one_rank,
     python_backend,
 )
+from snugfit.private_torch.func_wrappers import unwrapped
 from snugfit.private_torch.writes import BeforeWrites
 from snugfit.recording import allocator
 
@@ -166,6 +167,18 @@ def test_fake_mode():
 def test_operators_run_for_real_where_modes_are_off():
     with fake_tensors.new_fake_mode(), private_torch.without_modes():
         assert torch.ones(3).sum().item() == 3.0
+
+
+def test_what_transforms_put_around_tensors_is_taken_off():
+    x, seen = torch.ones(2, 3), []
+
+    def looked_at(row):
+        seen.append(unwrapped(row).untyped_storage()._cdata)
+        return row.sum()
+
+    torch.func.vmap(torch.func.grad(looked_at))(x)
+    torch.func.jvp(looked_at, (x,), (x,))
+    assert len(seen) == 2 and set(seen) == {x.untyped_storage()._cdata} and unwrapped(x) is x
 
 
 def test_forgotten_conversions_let_tensors_be_swapped():

@@ -58,6 +58,7 @@ class watch_memory(WatchedTraining):
         self._hooks: list[Any] = []
         self._counts: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._steps = 0
+        self._ends_later: Any = None
 
     def __enter__(self) -> watch_memory:
         """Predicts, and begins to measure."""
@@ -81,6 +82,8 @@ class watch_memory(WatchedTraining):
         """Shows predicted beside measured."""
         for hook in self._hooks:
             hook.remove()
+        if self._ends_later is not None:
+            self._step_ended()
         self._finish()
 
     def _ask(self, device: str) -> Estimate:
@@ -99,4 +102,21 @@ class watch_memory(WatchedTraining):
         self._counts[optimizer] = self._counts.get(optimizer, 0) + 1
         if self._counts[optimizer] > self._steps:
             self._steps = self._counts[optimizer]
-            self._watch.step_ended()
+            self._step_ended()
+
+    def _step_ended(self, *_: Any) -> None:
+        """Ends the step; one whose optimizer steps in backward ends where the next one begins.
+
+        What the CPU's allocator does is read by a profiler, and one that is started inside a node of backward ends with it.
+        """
+        from torch.nn.modules.module import register_module_forward_pre_hook
+
+        from snugfit.private_torch import current_node
+
+        if current_node() is not None:
+            self._ends_later = self._ends_later or register_module_forward_pre_hook(self._step_ended)
+            return
+        if self._ends_later is not None:
+            self._ends_later.remove()
+            self._ends_later = None
+        self._watch.step_ended()

@@ -10,6 +10,7 @@ import torch
 
 from snugfit import private_torch
 from snugfit.device_kinds import CUDA
+from snugfit.private_torch.func_wrappers import unwrapped
 from snugfit.recorder.storage_ledger import StorageLedger
 from snugfit.techniques.batches import tensors_of
 
@@ -32,6 +33,7 @@ class ProfileLedger(StorageLedger):
 
     def claim_for(self, tensor: torch.Tensor, category: str, module: str) -> None:
         """Sets category and module of a tensor (empty: where it was made); an unseen one is recorded first."""
+        tensor = unwrapped(tensor)
         if _is_plain(tensor):
             self.see(tensor, operator=MADE_ELSEWHERE, module=module, phase="build", stream=0)
             self.claim((tensor,), category, module)
@@ -51,4 +53,4 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 
 def plain_tensors(values: Any) -> list[torch.Tensor]:
     """Returns those with a storage of their own among all tensors in some values."""
-    return [tensor for tensor in tensors_of(values) if _is_plain(tensor)]
+    return [tensor for tensor in map(unwrapped, tensors_of(values)) if _is_plain(tensor)]

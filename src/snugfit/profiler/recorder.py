@@ -66,6 +66,7 @@ class ProfileRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._marks_before = 0
         self._phase, self._phase_step = "", 0
         self._depth = self._in_optimizer = 0
+        self._step_over = False
         self._step_counts: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._called: tuple[weakref.ref[torch.nn.Module], Any, Any, Any] | None = None
         self._shown = False
@@ -201,6 +202,10 @@ class ProfileRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._depth += 1
         if self._depth > 1 or not self._on or current_node() is not None:
             return
+        if self._step_over:
+            self._end_step()
+            if not self._on:
+                return
         if next(module.parameters(), None) is not None:
             self._modules.watch(module)
         self._turn("forward" if torch.is_grad_enabled() else "evaluation")
@@ -268,11 +273,16 @@ class ProfileRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         ends_step = count > self.steps_seen
         self.steps_seen = max(self.steps_seen, count)
         self._turn("data")
-        if ends_step:
-            self.truth.cut()
-            if count >= self._steps:
-                self._end()
-                self._on_enough()
+        self._step_over = self._step_over or ends_step
+        if self._step_over and current_node() is None:  # a window that a node of backward opens or closes is not the thread's
+            self._end_step()
+
+    def _end_step(self) -> None:
+        self._step_over = False
+        self.truth.cut()
+        if self.steps_seen >= self._steps:
+            self._end()
+            self._on_enough()
 
     def _unwatched(self) -> AbstractContextManager[None]:
         """Context in which operators are not recorded, for the profile's own."""

@@ -16,6 +16,7 @@ from contextlib import AbstractContextManager
 import torch
 
 from snugfit.attributes import attributes_set
+from snugfit.private_torch.func_wrappers import unwrapped
 from snugfit.recording.trace_builder import TraceBuilder
 
 _NOT_FORWARD = ("build", "load", "optimizer")
@@ -127,7 +128,7 @@ class StorageLedger:
         """
         for tensor in tensors:
             if tensor is not None:
-                ref = self._alive.get(tensor.untyped_storage()._cdata)
+                ref = self._alive.get(unwrapped(tensor).untyped_storage()._cdata)
                 if ref is not None:
                     self._set(ref, category)
                     if module:

@@ -30,6 +30,19 @@ def varying_lengths(model, optimizer, steps):
         optimizer.zero_grad()
 
 
+def stepping_in_backward(model, optimizer, steps):
+    """Of the many optimizers that people make for it, one is enough here."""
+
+    def fire(weight):
+        optimizer.step()
+        optimizer.zero_grad()
+
+    hook = model[0].weight.register_post_accumulate_grad_hook(fire)
+    for _ in range(steps):
+        loss_of(model).backward()
+    hook.remove()
+
+
 def accumulated(model, optimizer, steps):
     for _ in range(steps):
         for _ in range(3):
@@ -114,7 +127,7 @@ def two_optimizers(model, optimizer, steps):
 
 QUIET = [
     plain, varying_lengths, accumulated, evaluated, averaged, clipped_and_scheduled, losses_kept_as_numbers, checkpointed,
-    best_weights_kept, two_optimizers,
+    best_weights_kept, two_optimizers, stepping_in_backward,
 ]  # fmt: skip
 
 

@@ -27,7 +27,7 @@ def watched(loop, steps=STEPS, **settings):
 
 
 @pytest.mark.parametrize("loop", memory_loops.QUIET, ids=lambda loop: loop.__name__)
-def test_ten_loops_that_do_not_leak_are_silent(loop):
+def test_loops_that_do_not_leak_are_silent(loop):
     with warnings.catch_warnings():
         warnings.simplefilter("error", SnugfitWarning)
         report = watched(loop)
@@ -66,6 +66,12 @@ def test_measured_bytes_are_those_of_the_tensors():
     weights = sum(one.numel() * 4 for one in memory_loops.network().parameters())
     report = watched(memory_loops.plain)
     assert report.measured_bytes > 4 * weights  # gradients and two moments beside them
+    assert report.step_bytes[2] == report.step_bytes[3] == report.step_bytes[12]
+
+
+def test_an_optimizer_that_steps_in_backward_is_measured_step_by_step():
+    report = watched(memory_loops.stepping_in_backward)
+    assert list(report.step_bytes) == list(range(1, len(report.step_bytes) + 1))
     assert report.step_bytes[2] == report.step_bytes[3] == report.step_bytes[12]
 
 

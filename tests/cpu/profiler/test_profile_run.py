@@ -146,6 +146,47 @@ def test_garbage_of_an_earlier_window_is_not_subtracted(profiled):
     assert profile.allocator_peak_bytes == 4000
 
 
+STEPS_IN_BACKWARD = """
+import torch
+from torch import nn
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(300, 700, bias=False), nn.GELU(), nn.Linear(700, 500, bias=False))
+optimizers = {weight: torch.optim.SGD([weight], 1e-3, foreach=False) for weight in model.parameters()}
+def fire(weight):
+    optimizers[weight].step()
+    weight.grad = None
+for weight in model.parameters():
+    weight.register_post_accumulate_grad_hook(fire)
+for step in range(5):
+    model(torch.randn(256, 300)).square().mean().backward()
+"""
+BY_TRANSFORMS = """
+import torch
+from torch import nn
+from torch.func import functional_call, grad, vmap
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(64, 128), nn.Tanh(), nn.Linear(128, 8))
+optimizer = torch.optim.Adam(model.parameters())
+def loss_of(weights, x):
+    return functional_call(model, weights, (x,)).square().mean()
+for step in range(3):
+    weights, x = dict(model.named_parameters()), torch.randn(16, 64)
+    gradients = vmap(grad(loss_of), in_dims=(None, 0))(weights, x)
+    loss = loss_of({name: weights[name] - 0.1 * gradients[name].mean(0) for name in weights}, x)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize("text", [STEPS_IN_BACKWARD, BY_TRANSFORMS], ids=["step in backward", "torch.func"])
+def test_what_lives_in_each_step_is_the_allocators(profiled, text):
+    profile = profiled(text, steps=5)
+    assert profile.exit_code == 0
+    assert profile.anatomy.peak_allocated_bytes == profile.allocator_peak_bytes == allocator_peak(text)
+    assert profile.anatomy.bytes_by_category["weights"] >= 8 * 64 * 4
+
+
 def test_evaluation_is_no_training(profiled):
     profile = profiled(
         "import torch\nmodel = torch.nn.Linear(8, 8)\nwith torch.no_grad():\n    y = model(torch.ones(4, 8))\n",

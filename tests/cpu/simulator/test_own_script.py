@@ -26,6 +26,20 @@ def test_a_script_on_cpu_takes_what_is_predicted(tmp_path, capsys, monkeypatch):
     assert estimate["parameters"] == 32 * 4096 + 4096 + 4096 * 4 + 4
 
 
+def test_gradients_by_transforms_are_predicted(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    loop = LOOP.replace(
+        "loss = nn.functional.cross_entropy(model(x.to(device)), y.to(device))",
+        "each = torch.func.vmap(torch.func.grad(loss_of), in_dims=(None, 0, 0))(dict(model.named_parameters()), x, y)\n"
+        "        loss = nn.functional.cross_entropy(model(x), y) + sum(one.square().sum() for one in each.values())",
+    )
+    call = "    return nn.functional.cross_entropy(torch.func.functional_call(model, weights, (x,)), y)\n"
+    path = written(tmp_path, TRAINS + "def loss_of(weights, x, y):\n" + call + loop)
+    _, estimate, err = estimated(capsys, path, device="cpu")
+    assert estimate is not None, err
+    assert estimate["peak_allocated_bytes"] == pytest.approx(measured_bytes(path), rel=0.02)
+
+
 def test_words_behind_the_script_are_its_own(tmp_path, capsys):
     path = written(tmp_path, TRAINS + LOOP)
     (_, small, _), (_, large, _) = (estimated(capsys, path, "--width", width) for width in ("256", "4096"))
