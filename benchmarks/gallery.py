@@ -82,7 +82,10 @@ def rows_of(model: dict[str, Any], method: str, cards: list[Device], pool: Pool)
                 plan = planner.at(card.memory_bytes)
             except DoesNotFitError as error:
                 least = getattr(error, "smallest_budget_bytes", {})  # also of what the row does not allow
-                row |= {"fits": False, "least_bytes": min((least[one] for one in ALLOWED if one in least), default=None)}
+                row |= {
+                    "fits": False,
+                    "least_bytes": min((least[one] for one in ALLOWED if one in least), default=None),
+                }
             except SnugfitError as error:
                 row |= {"fits": None, "why": str(error)}
             else:

@@ -274,7 +274,9 @@ class ProfileRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.steps_seen = max(self.steps_seen, count)
         self._turn("data")
         self._step_over = self._step_over or ends_step
-        if self._step_over and current_node() is None:  # a window that a node of backward opens or closes is not the thread's
+        if (
+            self._step_over and current_node() is None
+        ):  # a window that a node of backward opens or closes is not the thread's
             self._end_step()
 
     def _end_step(self) -> None:

@@ -112,9 +112,7 @@ class Lines:
                 raise InputError(
                     f"optimizer={recipe.optimizer!r} takes the place of torch's AdamW, made by the script."
                 )
-            files[place.file].in_call(
-                place, optimizer.kind, renamed=f"bitsandbytes.optim.{name}", without=_NOT_TAKEN
-            )
+            files[place.file].in_call(place, optimizer.kind, renamed=f"bitsandbytes.optim.{name}", without=_NOT_TAKEN)
             files[place.file].imports("bitsandbytes")
         elif self.fused and _may_fuse(optimizer):
             assert place is not None

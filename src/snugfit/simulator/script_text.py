@@ -54,7 +54,9 @@ class ScriptText:
         rows = [f"{before.decode()}{row}{self._end}" for one in statements for row in one.splitlines()]
         self._parts.append((begin, begin, "".join(rows).encode()))
 
-    def in_call(self, place: Place, name: str, *, renamed: str = "", given: str = "", without: Sequence[str] = ()) -> None:
+    def in_call(
+        self, place: Place, name: str, *, renamed: str = "", given: str = "", without: Sequence[str] = ()
+    ) -> None:
         """Changes the call of something by its name in the statement in which a place is.
 
         `renamed`: what is called in its place.

@@ -36,7 +36,9 @@ class WatchedLoaders:
         self.passes: Counter[int] = Counter()
         """Passes through a data set since the last step."""
         # By what draws: a sampler of its own, or the data set of which all is drawn.
-        self._widest: weakref.WeakKeyDictionary[Any, dict[Any, tuple[list[list[int]], str]]] = weakref.WeakKeyDictionary()
+        self._widest: weakref.WeakKeyDictionary[Any, dict[Any, tuple[list[list[int]], str]]] = (
+            weakref.WeakKeyDictionary()
+        )
 
     def ending_early(self) -> list[Change]:
         """Returns what makes loaders read in this process, give the widest batches and end when the steps were seen."""
@@ -71,7 +73,7 @@ class WatchedLoaders:
         if said:
             watched = self._watched  # by turns of steps: those after the first hold optimizer state and all gradients
             give_numbers(batches, lambda own: _as_many(widest[(watched.steps + 1) % len(widest)], len(own)))
-            self._watched.note(said)
+            self._watched.note(said if trains() else f"in evaluation, {said}")
         yield from self._pass_through(loader, batches, may_end=True)
 
     def _pass_through(self, loader: Any, batches: Any, may_end: bool = False) -> Iterator[Any]:

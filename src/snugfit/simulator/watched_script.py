@@ -50,6 +50,8 @@ class WatchedScript:
         self.notes: list[str] = []
         """What a reader of the estimate must know."""
         self.batch_shape = ""
+        self._first: weakref.ref[torch.nn.Module] | None = None
+        self._largest = 0
         self.block_names: list[str] = []
         self.expert_modules: list[str] = []
         self.weight_bytes: dict[str, int] = {}
@@ -184,6 +186,16 @@ class WatchedScript:
             self._meets(module, inputs)
         if trains():
             self._trained_parameters += self._untrained.pop(module, 0)
+            self._takes(module, inputs)
+
+    def _takes(self, module: torch.nn.Module, inputs: Any) -> None:
+        """Takes down the shape of the largest batch that the first model is trained on."""
+        from snugfit.simulator.batches import shape_in_words
+        from snugfit.training.fallbacks import elements
+
+        self._first = self._first or weakref.ref(module)
+        if self._first() is module and (size := elements(inputs)) > self._largest:
+            self._largest, self.batch_shape = size, shape_in_words([inputs])
 
     def _meets(self, module: torch.nn.Module, inputs: Any) -> None:
         """Takes down a model that was not called before."""
@@ -205,7 +217,7 @@ class WatchedScript:
         self.expert_modules += expert_modules(module)
         self.block_names = self.recorder.modules.block_names
         if inputs or self.batch_shape:
-            self.batch_shape = self.batch_shape or shape_in_words([inputs])
+            self.batch_shape = self.batch_shape or shape_in_words([inputs])  # where none is trained on by position
             return
 
         def called(_: Any, __: Any, by_name: Any) -> None:  # which hooks of all modules are not told

@@ -40,6 +40,15 @@ def test_gradients_by_transforms_are_predicted(tmp_path, capsys, monkeypatch):
     assert estimate["peak_allocated_bytes"] == pytest.approx(measured_bytes(path), rel=0.02)
 
 
+def test_the_batch_that_is_named_is_the_largest_that_is_trained_on(tmp_path, capsys):
+    acts = "with torch.no_grad():\n    model(torch.zeros(1, 32, device=device))\n"
+    rows = LOOP.replace("x.to(device)", "x[: 16 if loss is None else 64].to(device)").replace(
+        "y.to(", "y[: 16 if loss is None else 64].to("
+    )
+    _, found, err = estimated(capsys, written(tmp_path, TRAINS + acts + "loss = None\n" + rows))
+    assert found is not None and found["batch_shape"] == "64 x 32", err
+
+
 def test_words_behind_the_script_are_its_own(tmp_path, capsys):
     path = written(tmp_path, TRAINS + LOOP)
     (_, small, _), (_, large, _) = (estimated(capsys, path, "--width", width) for width in ("256", "4096"))
