@@ -12,7 +12,7 @@ from snugfit.report.console import card, table
 from snugfit.report.estimate_advice import cost_lines, fragmentation_in_words, uneven_in_words, waits_in_words
 from snugfit.report.memory_tables import anatomy_table, grouped, largest_table
 from snugfit.report.timeline import Drawing, drawing_of
-from snugfit.report.words import recipe_in_words, short_operator
+from snugfit.report.words import answers_in_words, recipe_in_words, short_operator
 from snugfit.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def _facts(estimate: Estimate) -> Iterator[tuple[str, str]]:
     yield "cached", fragmentation_in_words(estimate.fragmentation)
     if estimate.processor:
         yield "holds for", f"{estimate.processor}: what operators take inside was measured there"
-    yield "answered", "; ".join(estimate.answered)
+    yield "answered", answers_in_words(estimate.answered)
 
 
 def _ranks_in_words(estimate: Estimate) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from snugfit.fields import as_typed
@@ -14,9 +16,25 @@ _NAMES_SHOWN = 3
 def recipe_in_words(recipe: Recipe | None) -> str:
     """Returns `field=value` for every field that is not plain, long lists of names shortened."""
     if recipe is None:
-        return "none: a hand-written step, as it is"
+        return "none: your own step, as it is"
     changed = recipe.to_mapping(defaults=False)
     return ", ".join(f"{name}={_short(value)}" for name, value in changed.items()) or "plain"
+
+
+def answers_in_words(answered: Iterable[str]) -> str:
+    """Returns what a simulation was told in place of values; the same of several lines of code is said once."""
+    places: dict[tuple[str, str], list[str]] = {}
+    for text in answered:
+        found = _AT.match(text)
+        before, place, behind = found.groups() if found else (text, "", "")
+        places.setdefault((before, behind), []).append("/".join(Path(place).parts[-2:]))
+    return "; ".join(
+        before + (f" at {', '.join(dict.fromkeys(found))}" if found[0] else "") + behind
+        for (before, behind), found in places.items()
+    )
+
+
+_AT = re.compile(r"(assumed .*) at (\S+\.py:\d+)(.*)", re.DOTALL)
 
 
 def as_options(settings: Mapping[str, Any]) -> list[str]:

@@ -25,6 +25,7 @@ from snugfit.report.page.sections import (
     where_in_words,
 )
 from snugfit.report.plan_card import shown_reasons
+from snugfit.report.words import answers_in_words
 from snugfit.units import format_bytes
 
 if TYPE_CHECKING:
@@ -129,7 +130,7 @@ def _facts(found: Mapping[str, Any], where: str) -> Iterator[tuple[str, str]]:
     if found["ranks"] and found["nccl_bytes"] is None and found["processor"] is None:
         yield "NCCL", "comes on top; what it takes on such cards nobody has published"
     yield "steps", f"the first {found['steps']}; {LATER}" if found["steps"] is not None else ""
-    yield "answered", "; ".join(found["answered"])
+    yield "answered", answers_in_words(found["answered"])
     yield "peak", where_in_words(found)
     yield "host memory", size(found["host_bytes"]) if found["host_bytes"] else ""
     yield "time", f"{seconds(found['step_seconds'])} a step (predicted)" if found["step_seconds"] else ""
