@@ -202,10 +202,8 @@ class ProfileRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._depth += 1
         if self._depth > 1 or not self._on or current_node() is not None:
             return
-        if self._step_over:
-            self._end_step()
-            if not self._on:
-                return
+        if self._step_over and not self._end_step():
+            return
         if next(module.parameters(), None) is not None:
             self._modules.watch(module)
         self._turn("forward" if torch.is_grad_enabled() else "evaluation")
@@ -279,12 +277,14 @@ class ProfileRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         ):  # a window that a node of backward opens or closes is not the thread's
             self._end_step()
 
-    def _end_step(self) -> None:
+    def _end_step(self) -> bool:
+        """Whether it goes on being watched."""
         self._step_over = False
         self.truth.cut()
         if self.steps_seen >= self._steps:
             self._end()
             self._on_enough()
+        return self._on
 
     def _unwatched(self) -> AbstractContextManager[None]:
         """Context in which operators are not recorded, for the profile's own."""

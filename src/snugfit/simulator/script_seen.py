@@ -224,7 +224,8 @@ def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
 
 
 def _place(frame: FrameType) -> Place:
-    *_, column, _ = next(itertools.islice(frame.f_code.co_positions(), frame.f_lasti // 2, None))
+    positions = getattr(frame.f_code, "co_positions", lambda: ())()  # Python 3.10 knows lines alone
+    *_, column, _ = next(itertools.islice(positions, frame.f_lasti // 2, None), (None,) * 4)
     return Place(file=frame.f_code.co_filename, line=frame.f_lineno, column=column)
 
 

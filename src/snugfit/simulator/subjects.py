@@ -61,8 +61,8 @@ def given_subject(model: Any, shapes: Any, arguments: Mapping[str, Any]) -> Subj
     samples = longest(batches_of(shapes))
     if samples is not None and arguments.get("split") is None and told.setdefault("batch_size", samples) != samples:
         raise InputError(
-            f"batch_size is {told['batch_size']}, and the batch that was given has {samples} samples. Give a batch of the size "
-            "that is meant (shapes will do), and leave batch_size out."
+            f"batch_size is {told['batch_size']}, and the batch that was given has {samples} samples. Give a batch of the "
+            "size that is meant (shapes will do), and leave batch_size out."
         )
     return Subject(
         record=record,

@@ -36,7 +36,7 @@ def input_size(model: torch.nn.Module, spec: str) -> int | None:
 
 def check_side(model: torch.nn.Module, spec: str, side: int) -> None:
     """Raises for images of another size than the one that a model of a library is built for, and says how it is built."""
-    patches = getattr(model, "patch_embed", None)
+    patches: Any = getattr(model, "patch_embed", None)
     if spec.startswith("torchvision:"):
         built, argument = _side(getattr(model, "image_size", None)), "image_size"
     else:
