@@ -21,11 +21,13 @@ from snugfit.errors import CannotSimulateError, InputError, in_words, warn
 from snugfit.fake_device.personality import Personality
 from snugfit.simulator.estimate import DeviceArgument, cards_of, estimated
 from snugfit.simulator.fresh_workers import fresh_workers, imported_since
+from snugfit.simulator.later_optimizers import later_optimizers
 from snugfit.simulator.launched import Launch
 from snugfit.simulator.prediction import Estimate
 from snugfit.simulator.script import check_script
 from snugfit.simulator.script_run import run_watched
 from snugfit.simulator.script_seen import ScriptRecording
+from snugfit.simulator.script_text import read_text
 from snugfit.simulator.watched_script import WatchedScript
 from snugfit.values.assumptions import AssumeArgument, Assumptions, assumptions_from
 from snugfit.workload import Workload
@@ -132,7 +134,20 @@ def record_script(
         seen, shared = dataclasses.replace(found.seen, libraries=imported_since(before)), launch.workload or Workload()
         workload = watched.workload.replace(gpus=shared.gpus, nodes=shared.nodes)
         found = dataclasses.replace(found, seen=seen, block_names=seen.blocks, workload=workload)
-    return dataclasses.replace(found, warnings=(*found.warnings, *launch.notes()))
+    later = _later(path, watched.observer.lines) if watched.enough else ()
+    return dataclasses.replace(found, warnings=(*found.warnings, *launch.notes(), *later))
+
+
+def _later(path: Path, reached: set[int]) -> Iterator[str]:
+    """What to say of optimizers that the first steps do not come to."""
+    import torch
+
+    classes = {name for name, one in vars(torch.optim).items() if isinstance(one, type)}
+    for line, name in later_optimizers(read_text(str(path)), reached, classes):
+        yield (
+            f"{path}:{line} makes another optimizer ({name}) behind the steps that were looked at: what it trains may take "
+            "more, and is not predicted."
+        )
 
 
 _EAGER = (

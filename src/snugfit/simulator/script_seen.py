@@ -107,6 +107,8 @@ class Observer:
         self._own_precision = ""
         self.made: weakref.WeakSet[Any] = weakref.WeakSet()
         """Optimizers that were made, as long as they live."""
+        self.lines: set[int] = set()
+        """Lines of the script that were running when an optimizer was made."""
         self.any_made = False
         """Whether any optimizer of torch.optim was made."""
         self.put_on: Sequence[str] = ()
@@ -146,6 +148,7 @@ class Observer:
 
     def _around(self, frame: FrameType) -> tuple[Place | None, list[_Candidate]]:
         frames = [one for one in _outwards(frame) if not _is_of_torch(one.f_code.co_filename)]
+        self.lines |= {one.f_lineno for one in frames if str(Path(one.f_code.co_filename).resolve()) == self._script}
         candidates = [one for at, other in enumerate(frames) if _is_own(other) for one in _candidates(other, at)]
         return (_place(frames[0]) if frames and _is_own(frames[0]) else None), candidates
 

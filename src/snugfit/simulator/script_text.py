@@ -63,7 +63,7 @@ class ScriptText:
         `given`: an argument that is added, such as `fused=True`.
         `without`: keywords that are taken out.
         """
-        calls = [one for one in ast.walk(self._statement(place)) if isinstance(one, ast.Call) and _called(one) == name]
+        calls = [one for one in ast.walk(self._statement(place)) if isinstance(one, ast.Call) and called(one) == name]
         if len(calls) != 1:
             raise InputError(f"{self.path}:{place.line} has no single call of {name} that could be changed.")
         call = calls[0]
@@ -149,7 +149,8 @@ def _is_in(place: Place, statement: ast.stmt) -> bool:
     return begin <= (place.line, place.column) < end
 
 
-def _called(call: ast.Call) -> str:
+def called(call: ast.Call) -> str:
+    """Returns the name of what is called, without what it is an attribute of; empty where it has none."""
     return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
 
 
