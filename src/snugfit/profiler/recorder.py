@@ -272,9 +272,8 @@ class ProfileRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.steps_seen = max(self.steps_seen, count)
         self._turn("data")
         self._step_over = self._step_over or ends_step
-        if (
-            self._step_over and current_node() is None
-        ):  # a window that a node of backward opens or closes is not the thread's
+        # A window that a node of backward opens ends with the node: then the next call of the model ends the step.
+        if self._step_over and current_node() is None:
             self._end_step()
 
     def _end_step(self) -> bool:

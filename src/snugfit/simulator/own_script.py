@@ -79,7 +79,7 @@ def estimate_script(
     found = estimated(record, cards, None, script, fresh_workers())
     if found.peak_allocated_bytes:
         return found
-    if device is not None:
+    if device not in (None, "all"):
         raise on_host(script)
     warn(f"{script} puts nothing on a card: as it was called it trains on the host, for which it is predicted here.")
     return estimated(record, cards_of("cpu"), None, script, fresh_workers())

@@ -251,7 +251,7 @@ def test_what_ends_a_script_is_told_in_one_line(tmp_path, capsys, monkeypatch, t
 
 def test_a_script_on_the_host_is_predicted_there_and_refused_for_a_card(tmp_path, capsys):
     script = written(tmp_path, TRAINS.replace('"cuda" if torch.cuda.is_available() else ', "") + LOOP)
-    assert main(["estimate", "--json", str(script)]) == 0
+    assert main(["estimate", "--device", "all", "--json", str(script)]) == 0
     out, err = capsys.readouterr()
     found = json.loads(out)
     assert [one["name"] for one in found["devices"]] == ["cpu"] and found["peak_allocated_bytes"] > 0
