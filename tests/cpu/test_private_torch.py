@@ -1187,3 +1187,6 @@ def test_hooks_are_seen():
     assert private_torch.hooks_everywhere() and not private_torch.is_hooked(layer)
     handle.remove()
     assert not private_torch.hooks_everywhere()
+    handle = torch.nn.modules.module.register_module_forward_hook(hook, with_kwargs=True, always_call=True)
+    private_torch.remove_hook(handle)
+    assert not private_torch.hooks_everywhere()

@@ -66,6 +66,12 @@ def hooks_everywhere() -> bool:
     return bool(modules.module._has_any_global_hook())  # type: ignore[no-untyped-call]
 
 
+def remove_hook(handle: Any) -> None:
+    """Removes a hook of all modules, also from the table of those with keywords, in which torch leaves it."""
+    handle.remove()
+    modules.module._global_forward_hooks_with_kwargs.pop(handle.id, None)
+
+
 def without_modes() -> Any:
     """Returns a context in which operators run for real, whatever modes are active."""
     return _python_dispatch._disable_current_modes()

@@ -86,7 +86,7 @@ class ProfileRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         hooks.append(register_optimizer_step_pre_hook(self._before_update))
         hooks.append(register_optimizer_step_post_hook(self._after_update))
         for hook in hooks:
-            around.callback(hook.remove)
+            around.callback(private_torch.remove_hook, hook)
         around.enter_context(on_storage_resize(self._ledger.resized))
         os.register_at_fork(after_in_child=self._switch_off)
         self._turn("build")
