@@ -134,7 +134,8 @@ def record_script(
         seen, shared = dataclasses.replace(found.seen, libraries=imported_since(before)), launch.workload or Workload()
         workload = watched.workload.replace(gpus=shared.gpus, nodes=shared.nodes)
         found = dataclasses.replace(found, seen=seen, block_names=seen.blocks, workload=workload)
-    later = _later(path, watched.observer.lines) if watched.enough else ()
+    as_it_is = changed is None  # lines are those of the file then
+    later = _later(path, watched.observer.lines) if as_it_is and watched.enough else ()
     return dataclasses.replace(found, warnings=(*found.warnings, *launch.notes(), *later))
 
 

@@ -148,7 +148,7 @@ class Observer:
 
     def _around(self, frame: FrameType) -> tuple[Place | None, list[_Candidate]]:
         frames = [one for one in _outwards(frame) if not _is_of_torch(one.f_code.co_filename)]
-        self.lines |= {one.f_lineno for one in frames if str(Path(one.f_code.co_filename).resolve()) == self._script}
+        self.lines |= {one.f_lineno for one in frames if self._is_script(one.f_code.co_filename)}
         candidates = [one for at, other in enumerate(frames) if _is_own(other) for one in _candidates(other, at)]
         return (_place(frames[0]) if frames and _is_own(frames[0]) else None), candidates
 
@@ -202,8 +202,11 @@ class Observer:
             own_checkpoints=callable(getattr(module, "gradient_checkpointing_enable", None)),
         )
 
+    def _is_script(self, file: str) -> bool:
+        return str(Path(file).resolve()) == self._script
+
     def _strangeness(self, one: _Candidate, module: Any, model: Any) -> tuple[Any, ...]:
-        of_other = str(Path(one.place.file).resolve()) != self._script
+        of_other = not self._is_script(one.place.file)
         return of_other, one.depth, one.of_module, module is not model, one.name.count("."), len(one.name)
 
 

@@ -60,10 +60,10 @@ def widest_batches(loader: Any) -> tuple[list[list[int]], str]:
             return [], ""
         order = _widest_first(widths)
         widest, narrowest = order[:size], order[-1:] * len(order[:size])
-        others = _most_unlike(widths)[:size]
-        if others and _shapes(_batch_of(loader, others)) == _shapes(_batch_of(loader, widest)):
+        others, batch = _most_unlike(widths)[:size], _batch_of(loader, widest)
+        if others and _shapes(_batch_of(loader, others)) == _shapes(batch):
             others = []  # images that are brought to one size
-        if not others and elements(_batch_of(loader, widest)) <= elements(_batch_of(loader, narrowest)):
+        if not others and elements(batch) <= elements(_batch_of(loader, narrowest)):
             return [], ""
     except Exception:  # of the script's code, which is told where the script itself comes to it
         return [], ""

@@ -91,8 +91,7 @@ def batch_for(model: torch.nn.Module, spec: str, task: str, **asked: Any) -> Tra
         side = options.take("image_size") or input_size(model, spec)
         if side is None:
             raise InputError(f"nothing says which images {spec!r} takes. Give --image-size N. {_OTHERWISE}")
-        if spec.startswith(("timm:", "torchvision:")):
-            check_side(model, spec, side)
+        check_side(model, spec, side)
         images = torch.rand(options.batch_size, input_channels(model), side, side, device=options.device)
         batch = (images, torch.zeros(options.batch_size, dtype=torch.long, device=options.device))
     options.check(f"{chosen.name} of {spec!r}")

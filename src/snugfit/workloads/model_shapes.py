@@ -37,10 +37,11 @@ def input_size(model: torch.nn.Module, spec: str) -> int | None:
 def check_side(model: torch.nn.Module, spec: str, side: int) -> None:
     """Raises for images of another size than the one that a model of a library is built for, and says how it is built."""
     patches: Any = getattr(model, "patch_embed", None)
+    built, argument = None, "image_size"
     if spec.startswith("torchvision:"):
-        built, argument = _side(getattr(model, "image_size", None)), "image_size"
-    else:
-        built, argument = _side(patches.img_size) if getattr(patches, "strict_img_size", False) else None, "img_size"
+        built = _side(getattr(model, "image_size", None))
+    elif spec.startswith("timm:") and getattr(patches, "strict_img_size", False):
+        built, argument = _side(patches.img_size), "img_size"
     if built is not None and built != side:
         raise InputError(
             f"{spec!r} is built for images of {built} x {built}, not {side}. Give --model-arg {argument}={side} beside "
