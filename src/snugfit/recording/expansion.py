@@ -80,7 +80,7 @@ class _Tokens:
         for event in range(len(trace) + 1):
             while run is not None and run.at == event:
                 label, inside = self.within(run.module)
-                left_out = _OF_PLACE_AND_SUMS if label == NO_BLOCK and _sums(run.operator) else _OF_PLACE
+                left_out = _OF_PLACE_AND_SUMS if label == NO_BLOCK and _sums(run) else _OF_PLACE
                 shape = [value for at, value in enumerate(run) if at not in left_out]
                 shape += (self._stream(run.stream), len(run.after))
                 references = tuple(self.runs[other] for other in run.after)
@@ -123,8 +123,10 @@ class _Tokens:
         self._references.append(references)
 
 
-def _sums(operator: str) -> bool:
-    return operator in _SUMS or operator.startswith(_LISTS)
+def _sums(run: OperatorRun) -> bool:
+    """Whether an operator may work on more tensors where there are more blocks; a list of one is of one tensor's update."""
+    alone = isinstance(run.lists, TensorLists) and run.lists.tensors == 1
+    return run.operator in _SUMS or (run.operator.startswith(_LISTS) and not alone)
 
 
 class Expansion:

@@ -2,18 +2,19 @@
 
 A model of 32 equal layers does in each what it does in the others. It is recorded with three of them and with four; where
 the second recording is the first with one stretch more at some places, so is that of the whole model with many more
-(`recording/expansion.py`). Whatever does not fit is recorded whole: blocks that differ in anything but their number, recipes
-that choose among blocks, anything that the two recordings show and no rule covers. What is found so is the recording of the
-whole model to the last byte and the last operator, which the tests show for every configuration of the accuracy list.
+(`recording/expansion.py`). Of blocks of which the first K are checkpointed, those that do or those that do not are a row.
+Whatever does not fit is recorded whole: blocks that differ in anything but their number, recipes that choose among blocks
+otherwise, anything that the two recordings show and no rule covers. What is found so is the recording of the whole model to
+the last byte and the last operator, which the tests show for every configuration of the accuracy list.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
+import itertools
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
@@ -25,7 +26,7 @@ from snugfit.recording.alike_stretches import NotAlike
 from snugfit.recording.expansion import Expansion
 from snugfit.recording.recording import Recording
 from snugfit.simulator.alike_modules import rows_alike
-from snugfit.techniques.blocks import find_blocks
+from snugfit.techniques.blocks import chosen_blocks, find_blocks
 from snugfit.values.chance import Chance
 
 FEW = 3
@@ -50,13 +51,21 @@ class EqualBlocks:
     """Number of the first of the alike blocks."""
     count: int
     """How many there are."""
-    few: int = FEW
+    few: int
     """How many the first recording has."""
+    beside: int = 0
+    """Blocks beside them that are as large, and recorded each time."""
+    counted: int | None = None
+    """The K of `blocks:K` where they are among these K blocks."""
 
     @property
     def worth(self) -> bool:
         """Whether two short recordings are quicker than a whole one."""
-        return self.count > 2 * (self.few + 1)
+        return self.count > 2 * (self.few + 1) + self.beside
+
+    def recipe(self, recipe: Recipe, kept: int) -> Recipe:
+        """Returns what the recipe is of a model that has a number of them."""
+        return recipe if self.counted is None else recipe.replace(checkpoint=f"blocks:{self.counted - self.count + kept}")
 
     def __post_init__(self) -> None:
         self._children = dict(self.container._modules)
@@ -100,10 +109,11 @@ def equal_blocks(
     few = FEW if recipe.shard == "none" else FEW_SHARED
     few = FEW_AWAY if recipe.offload_activations == "checkpoints" else few
     rows = [
-        EqualBlocks(container, path, first, count, few)
+        row
         for path, container in model.named_modules()
         if path in containers and isinstance(container, _CONTAINERS)
         for first, count in rows_alike(list(container.children()))
+        for row in _parted(EqualBlocks(container, path, first, count, few), model, recipe.checkpoint)
     ]
     longest = max(rows, key=lambda row: row.count, default=None)
     if longest is None or not longest.worth or _used_elsewhere(model, longest.container):
@@ -111,9 +121,29 @@ def equal_blocks(
     return longest
 
 
+def _parted(row: EqualBlocks, model: nn.Module, checkpoint: str | tuple[str, ...]) -> Iterator[EqualBlocks]:
+    """The row, or its first blocks and its last ones where only some are among the first K of the model."""
+    if not _is_first(checkpoint):
+        yield row
+        return
+    chosen = chosen_blocks(model, checkpoint, field="checkpoint")
+    among = {id(block) for block in chosen.values()}
+    first = row.first
+    for inside, group in itertools.groupby(id(block) in among for block in row.modules):
+        count = len(list(group))
+        counted = len(chosen) if inside else None
+        yield dataclasses.replace(row, first=first, count=count, beside=row.count - count, counted=counted)
+        first += count
+
+
+def _is_first(checkpoint: str | tuple[str, ...]) -> bool:
+    return isinstance(checkpoint, str) and checkpoint.startswith("blocks:")
+
+
 def _chooses(recipe: Recipe, settings: Mapping[str, Any]) -> bool:
-    """Whether a recipe or the settings mean some of the blocks and not others."""
-    named = [recipe.checkpoint, recipe.offload_activations, recipe.adapter_targets, settings.get("freeze")]
+    """Whether a recipe or the settings mean some of the blocks and not others, but for the first K."""
+    checkpoint = "none" if _is_first(recipe.checkpoint) else recipe.checkpoint
+    named = [checkpoint, recipe.offload_activations, recipe.adapter_targets, settings.get("freeze")]
     words = [word for one in named for word in ((one,) if isinstance(one, str) else one or ())]
     return any(letter.isdigit() or letter in "[?" for word in words for letter in str(word))
 
@@ -126,12 +156,10 @@ def _used_elsewhere(model: nn.Module, container: nn.Module) -> bool:
     return held > 1 or any(id(one) in inside for module in others for one in module._parameters.values())
 
 
-def recorded_by_few(
-    blocks: EqualBlocks, record: Callable[[Callable[[], AbstractContextManager[None]], Chance], Recording]
-) -> Recording | None:
+def recorded_by_few(blocks: EqualBlocks, record: Callable[[int, Chance], Recording]) -> Recording | None:
     """Returns the recording of the whole model from two short ones; None where it does not follow from them.
 
-    `record`: records the model, in a context that it may enter several times.
+    `record`: records the model with a number of its alike blocks.
     """
     short: list[Recording] = []
     told: list[list[str]] = []
@@ -140,7 +168,7 @@ def recorded_by_few(
         try:
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always", SnugfitWarning)
-                short.append(record(functools.partial(blocks.only, kept), chance))
+                short.append(record(kept, chance))
         except Exception:  # the whole recording tells what is wrong, or nothing is
             return None
         messages = (str(one.message) for one in caught if issubclass(one.category, SnugfitWarning))

@@ -9,7 +9,6 @@ import functools
 import gc
 import itertools
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
 from types import MappingProxyType
 from typing import Any
 
@@ -197,7 +196,7 @@ class GivenTraining(Session):
         may = not self.every_block and not self.optimizers and apart
         blocks = equal_blocks(self.model, self.recipe, self.personality, self.given) if may else None
         if blocks is not None and self._same_between(blocks):
-            recording = recorded_by_few(blocks, self._with)
+            recording = recorded_by_few(blocks, functools.partial(self._with, blocks))
             if recording is not None:
                 return recording
         return super().costliest()
@@ -211,12 +210,13 @@ class GivenTraining(Session):
             return False
         return between.alike(seen.trace)
 
-    def _with(self, blocks: Callable[[], AbstractContextManager[None]], chance: Chance) -> Recording:
-        self.shortened = blocks
+    def _with(self, blocks: EqualBlocks, kept: int, chance: Chance) -> Recording:
+        recipe = self.recipe
+        self.shortened, self.recipe = functools.partial(blocks.only, kept), blocks.recipe(recipe, kept)
         try:
             return self.once(chance)
         finally:
-            self.shortened = contextlib.nullcontext
+            self.shortened, self.recipe = contextlib.nullcontext, recipe
 
     def once(self, chance: Chance) -> Recording:
         """Records it with fewer microbatches, where three of them tell what all do."""

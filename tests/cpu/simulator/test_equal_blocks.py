@@ -13,6 +13,7 @@ from benchmarks.gpu.subjects import SUBJECTS
 
 from snugfit.errors import SnugfitError
 from snugfit.fake_device.personality import Personality
+from snugfit.recipe import Recipe
 from snugfit.recording.recording import Recording
 from snugfit.recording.trace import Trace
 from snugfit.simulator.given_training import record_given
@@ -35,20 +36,21 @@ LAYERS = {
 }
 """Models that are a row of equal blocks -> how their builder calls the number of these."""
 DEPTH, DEEP = 10, 20
-"""Blocks that are more than twice as many as the longer of two short recordings has; and where that one has nine."""
+"""Blocks that are more than twice as many as the longer of two short recordings has; and where that one has nine, or
+others beside them."""
 WHOLE = {
     "adafactor": "each of its updates takes lists of tensors, as many as have one shape",
     "every:": "the recipe chooses among the blocks",
-    "blocks:": "the recipe chooses among the blocks",
     "vit_b_16 adapter=lora quantize=nf4": "a warning counts the matrices that are not packed",
 }
 """Part of a configuration's name -> why it is recorded whole."""
 
 
-def deep(configuration: Configuration, gpus: int) -> Any:
+def deep(configuration: Configuration, gpus: int, recipe: Recipe) -> Any:
     """The configuration's small model, with more layers."""
     make = SUBJECTS[configuration.subject].build
-    layers = DEEP if "offload_activations=checkpoints" in configuration.name or gpus > 1 else DEPTH
+    more_needed = recipe.offload_activations == "checkpoints" or str(recipe.checkpoint).startswith("blocks:")
+    layers = DEEP if more_needed or gpus > 1 else DEPTH
     more = {LAYERS[configuration.subject]: layers}
     assert isinstance(make, functools.partial)
     if "sizes" in make.keywords:
@@ -73,12 +75,13 @@ def recorded(configuration: Configuration, *, whole: bool, gpus: int, **changes:
     import torch
 
     run = configuration.run("cpu")
+    recipe = run.recipe.replace(**changes)
     with torch.device("meta"):
-        model, batch = deep(configuration, gpus), run.batch()
+        model, batch = deep(configuration, gpus, recipe), run.batch()
     card, how = Personality(capability=(8, 0)), {"evaluate": run.evaluate, "whole": whole}
     arguments = {**run.arguments, "gpus": gpus}
     try:
-        found: Recording = record_given(model, batch, arguments, run.recipe.replace(**changes), card, **how)
+        found: Recording = record_given(model, batch, arguments, recipe, card, **how)
     except (SnugfitError, Refused) as error:
         return str(error)
     return found
@@ -140,6 +143,7 @@ def test_many_microbatches_of_adapters_follow_too(added_up: str) -> None:
         {"shard": "hybrid:2", "checkpoint": "all", "microbatch_size": 1},
         {"shard": "full", "offload_parameters": "all", "reduce_gradients": "batch", "microbatch_size": 1},
         {"shard": "full", "tensor_parallel": 2, "precision": "bf16-mixed"},
+        {"shard": "full", "offload_optimizer": True, "checkpoint": "blocks:17"},
     ],
     ids=str,
 )
@@ -149,3 +153,17 @@ def test_processes_that_share_the_weights_follow_too(changes: dict[str, Any]) ->
     left_out, differences = shared_pool().call(both, configuration, 4, **changes)
     assert left_out > 0 and differences == []
     assert shared_pool().call(both, configuration, 4)[0] == 0  # gradients are packed over several blocks
+
+
+@pytest.mark.parametrize("subject", ["vit_b_16", "t5_small"])
+@pytest.mark.parametrize("changes", [{"checkpoint": "blocks:16"}, {"checkpoint": "blocks:3", "microbatch_size": 1}], ids=str)
+def test_the_first_blocks_or_the_others_are_a_row(subject: str, changes: dict[str, Any]) -> None:
+    pytest.importorskip("transformers")
+    configuration = next(one for one in ROWS if one.subject == subject and one.name.endswith(" plain"))
+    left_out, differences = shared_pool().call(both, configuration, **changes)
+    assert left_out > 0 and differences == []
+
+
+def test_as_many_blocks_as_stand_beside_them_are_recorded_whole() -> None:
+    configuration = next(one for one in ROWS if one.subject == "vit_b_16" and one.name.endswith(" plain"))
+    assert shared_pool().call(both, configuration, checkpoint="blocks:10") == (0, [])
