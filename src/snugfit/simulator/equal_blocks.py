@@ -65,7 +65,9 @@ class EqualBlocks:
 
     def recipe(self, recipe: Recipe, kept: int) -> Recipe:
         """Returns what the recipe is of a model that has a number of them."""
-        return recipe if self.counted is None else recipe.replace(checkpoint=f"blocks:{self.counted - self.count + kept}")
+        return (
+            recipe if self.counted is None else recipe.replace(checkpoint=f"blocks:{self.counted - self.count + kept}")
+        )
 
     def __post_init__(self) -> None:
         self._children = dict(self.container._modules)

@@ -132,7 +132,9 @@ def test_a_run_over_its_budget_says_so_and_goes_on_with_less(where):
     assert "step 1 took" in ended.stderr and "over the budget of 16.0 MiB" in ended.stderr
     assert "were predicted. The run goes on with" in " ".join(ended.stderr.split())
     again = run_command("train", "--run-dir", "run", "--resume", cwd=where)  # the card of the finished run
-    card = " ".join(again.stdout.split())  # measured seconds decide which recipes come between, and so where a line ends
+    card = " ".join(
+        again.stdout.split()
+    )  # measured seconds decide which recipes come between, and so where a line ends
     assert again.returncode == 0 and "over budget" in card and "with the recipe above" in card
     plain = run_command(*hidden("--overwrite", "--json"), cwd=where)
     assert json.loads(plain.stdout)["over_budget_bytes"] is None

@@ -156,7 +156,9 @@ def test_processes_that_share_the_weights_follow_too(changes: dict[str, Any]) ->
 
 
 @pytest.mark.parametrize("subject", ["vit_b_16", "t5_small"])
-@pytest.mark.parametrize("changes", [{"checkpoint": "blocks:16"}, {"checkpoint": "blocks:3", "microbatch_size": 1}], ids=str)
+@pytest.mark.parametrize(
+    "changes", [{"checkpoint": "blocks:16"}, {"checkpoint": "blocks:3", "microbatch_size": 1}], ids=str
+)
 def test_the_first_blocks_or_the_others_are_a_row(subject: str, changes: dict[str, Any]) -> None:
     pytest.importorskip("transformers")
     configuration = next(one for one in ROWS if one.subject == subject and one.name.endswith(" plain"))
