@@ -3,7 +3,7 @@
 What allocators did is in `allocators.py`, what the dispatcher knows of operators in `dispatcher.py`, fake tensors in
 `fake_tensors.py`, and so on; all the rest here.
 
-Each name here has a test of what is expected of it in `tests/cpu/test_private_torch.py`, which `make test-torch VERSION=...`
+Each name here has a test of what is expected of it in `tests/cpu/private_torch/`, which `make test-torch VERSION=...`
 runs with another torch. Written against torch 2.11 to 2.15. Importing it changes nothing; `register_backend` does,
 and only the worker process calls it: from then on torch takes our Python backend for *the* accelerator of that process.
 """
