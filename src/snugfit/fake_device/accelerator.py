@@ -266,6 +266,10 @@ class Backend:
 
     memory_reserved = memory_allocated
 
+    def mem_get_info(self, device: Any = None) -> tuple[int, int]:
+        """Returns what is free and all there is, in bytes: more than any plan needs, as `get_device_properties` says."""
+        return _ROOM_BYTES - self.memory()[0], _ROOM_BYTES
+
     def max_memory_allocated(self, device: Any = None) -> int:
         """Returns the most bytes of tensors alive so far."""
         return self.memory()[1]

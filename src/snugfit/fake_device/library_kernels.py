@@ -1,12 +1,13 @@
-"""How kernels of optimizer libraries run in a simulation: the same code where it is Python, a stand-in where it is not.
+"""How kernels of libraries run in a simulation: the same code where it is Python, a stand-in where it is not.
 
-The optimizers themselves are the real ones; only what they call at the end is replaced while a recording is under way:
+Optimizers and layers are the real ones; only what they call at the end is replaced while a recording is under way:
 
 - bitsandbytes on cpu: its kernels are Python code over torch operators, hidden behind one operator. They are called
   directly, so that their temporaries are recorded. Source: `bitsandbytes/backends/cpu/ops.py`.
 - bitsandbytes on CUDA: one kernel a parameter, in place; the operator's fake version says the same, so nothing is replaced.
   Paged state comes from the CUDA driver, not from torch: here it is host memory, and the time of a step is counted as if
   all of it crossed the link. Source: `bitsandbytes/functional.py`, get_paged.
+- bitsandbytes' layers with 8-bit weights: `int8_layers.py`.
 - torchao's update on CUDA is compiled (`techniques/low_bit_optimizer/torchao.py`): it is recorded as one kernel a slice
   that reads and writes its arguments in place, with the buffers that the compiler (inductor) keeps between its loops.
   Source: the allocator's events of the compiled update on cpu with torch 2.15, in `FORMATS`; code for CUDA may
@@ -26,6 +27,7 @@ from torch import Tensor
 
 from snugfit.attributes import Change
 from snugfit.errors import SnugfitWarning
+from snugfit.fake_device.int8_layers import without_outliers
 
 _BITSANDBYTES = "bitsandbytes.optim"
 _TORCHAO = "snugfit.techniques.low_bit_optimizer.torchao"
@@ -33,10 +35,10 @@ _library: list[torch.library.Library] = []
 
 
 def stand_ins(kind: str) -> list[Change]:
-    """Returns the replacements for kernels of loaded optimizer libraries."""
+    """Returns the replacements for kernels of loaded libraries."""
     changes: list[Change] = []
     if _BITSANDBYTES in sys.modules:
-        changes += _bitsandbytes_on_cpu() if kind == "cpu" else _bitsandbytes_pages()
+        changes += _bitsandbytes_on_cpu() if kind == "cpu" else [*_bitsandbytes_pages(), *without_outliers()]
     if _TORCHAO in sys.modules and kind != "cpu":
         changes.append((sys.modules[_TORCHAO], "compiled_update", _one_kernel))
     return changes

@@ -28,7 +28,7 @@ import yaml
 
 from snugfit.device_kinds import CPU, CUDA
 from snugfit.private_torch import TorchDispatchMode, dispatcher, tree_leaves, tree_map
-from snugfit.private_torch.fake_tensors import FakeTensor
+from snugfit.private_torch.fake_tensors import FAKES
 
 _ALONE: Mapping[str, list[str]] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
 """Kind of device -> operators that only it has a kernel for."""
@@ -75,7 +75,7 @@ def holds_more(operator: Any, kind: str, args: Sequence[Any], kwargs: Mapping[st
 
     `alike`: the same for all calls that do the same, which are asked once; None where that is not known.
     """
-    if not any(type(tensor) is FakeTensor for tensor in _tensors((args, kwargs))):
+    if not any(type(tensor) in FAKES for tensor in _tensors((args, kwargs))):
         return False
     key = (kind, operator, alike)
     if alike is None or key not in _known:

@@ -20,7 +20,7 @@ from snugfit.device_kinds import CPU, CUDA
 from snugfit.fake_device import multihead_kernels
 from snugfit.fake_device.accelerator import backend, names_of_cuda
 from snugfit.fake_device.personality import DEVICE_TYPE
-from snugfit.private_torch.fake_tensors import FakeTensor
+from snugfit.private_torch.fake_tensors import FAKES, replace_data
 
 
 def device_of(value: Any) -> Any:
@@ -48,9 +48,9 @@ class _CudaMeansSim(TorchFunctionMode):
                 return args[0].device.type == DEVICE_TYPE
             if func is torch.device:  # its type and its index may come apart
                 return device_of(func(*args, **kwargs))
-            fakes = [type(one) is FakeTensor for one in args[:2]]
+            fakes = [type(one) in FAKES for one in args[:2]]
             if any(fakes) and (not all(fakes) or args[0].device.type != args[1].device.type):
-                return _move(*args)
+                return replace_data(*args)
         if "device" in kwargs:
             kwargs = {**kwargs, "device": device_of(kwargs["device"])}
         for argument in args:
@@ -64,13 +64,6 @@ _DEVICE_LIKE = (str, torch.device)
 _IS_CUDA = torch.Tensor.is_cuda.__get__  # type: ignore[attr-defined]
 _SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
 _TRANSLATED = frozenset({torch.Tensor.cuda, torch.device, _IS_CUDA, _SET_DATA})
-
-
-def _move(tensor: torch.Tensor, data: torch.Tensor) -> None:
-    """`tensor.data = tensor.to(device)`, which torch refuses when the two are of other kinds than on a card."""
-    is_weight = isinstance(tensor, torch.nn.Parameter)
-    moved = torch.nn.Parameter(data, tensor.requires_grad) if is_weight else data.detach()
-    torch.utils.swap_tensors(tensor, moved)  # type: ignore[no-untyped-call]
 
 
 def told(function: Callable[..., Any], tell: Callable[[torch.Tensor], None]) -> list[Change]:
@@ -130,7 +123,7 @@ def cuda_means_sim() -> Iterator[None]:
 
         def set_state(self, new_state: torch.Tensor) -> Any:
             """Keeps the state where the new one has no values: it went over the card, from the first process to all."""
-            return self if type(new_state) is FakeTensor else super().set_state(new_state)
+            return self if type(new_state) in FAKES else super().set_state(new_state)
 
     changes.append((torch, "Generator", Generator))
     changes.append((torch.overrides, "has_torch_function", multihead_kernels.has_torch_function))

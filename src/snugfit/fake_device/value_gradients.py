@@ -19,7 +19,7 @@ from torch import Tensor
 
 from snugfit import private_torch
 from snugfit.private_torch import dispatcher
-from snugfit.private_torch.fake_tensors import FakeTensor
+from snugfit.private_torch.fake_tensors import FAKES
 
 Formulas = dict[Any, Callable[..., Tensor]]
 """Operator -> its gradient, from that of the result, the source, the result and what else was given."""
@@ -80,7 +80,7 @@ def _chosen_of_all(gradient: Tensor, source: Tensor, result: Tensor) -> Tensor:
 
 def _kernel(operator: Any, formula: Callable[..., Tensor], key: str) -> Callable[..., Any]:
     def kernel(keys: Any, source: Tensor, *more: Any, dtype: torch.dtype | None = None) -> Any:
-        if type(source) is not FakeTensor:
+        if type(source) not in FAKES:
             named = {} if dtype is None else {"dtype": dtype}
             return dispatcher.torchs_own_gradient(operator, keys, key, source, *more, **named)
         return _WithFormula.apply(operator, formula, source if dtype is None else source.to(dtype), *more)

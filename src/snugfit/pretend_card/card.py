@@ -23,7 +23,7 @@ from snugfit.pretend_card.ranks import CardRanks
 from snugfit.pretend_card.streams import Streams
 from snugfit.pretend_card.values import arguments, work_of
 from snugfit.private_torch import backward_in_place, collectives, python_backend
-from snugfit.private_torch.fake_tensors import FakeTensor
+from snugfit.private_torch.fake_tensors import FAKES, FakeTensor
 from snugfit.recorder.fake_calls import LIFT
 from snugfit.recorder.rank_operators import NOT_OF_RANKS
 from snugfit.recorder.recorder import Recorder
@@ -134,7 +134,7 @@ class PretendCard(Recorder):  # type: ignore[no-untyped-call]
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Runs one operator on the card, or on the host where the card has no part in it."""
-        if func is _device and type(args[0]) is FakeTensor:  # more than half of all calls
+        if func is _device and type(args[0]) in FAKES:  # more than half of all calls
             return args[0].fake_device
         kwargs = kwargs or {}
         found = self._of_ranks(func, types, args, kwargs)
@@ -143,7 +143,7 @@ class PretendCard(Recorder):  # type: ignore[no-untyped-call]
         if func is _add and backward_in_place.summed_in_place(args):
             func = _add_  # asked here, because it looks at who called the mode, which for the recorder is this method
         tensors = tensors_in((*args, *kwargs.values()))
-        ours = [type(tensor) is FakeTensor for tensor in tensors]
+        ours = [type(tensor) in FAKES for tensor in tensors]
         device = kwargs.get("device")
         to_card = device is not None and torch.device(device).type == DEVICE_TYPE
         if not to_card and not any(ours):
@@ -160,7 +160,7 @@ class PretendCard(Recorder):  # type: ignore[no-untyped-call]
 
     def _collective(self, func: Any, args: Sequence[Any]) -> Any:
         """Queues a collective of the card's tensors; a host collective runs behind all queued ones."""
-        if any(type(tensor) is FakeTensor for tensor in tensors_in(args)):
+        if any(type(tensor) in FAKES for tensor in tensors_in(args)):
             return self.ranks.issue(func, args, lambda: self._notes.stream)
         self.ranks.finish()
         return NOT_OF_RANKS
@@ -201,7 +201,7 @@ class PretendCard(Recorder):  # type: ignore[no-untyped-call]
 
     def find(self, tensor: torch.Tensor) -> torch.Tensor:
         """Returns the CPU tensor with a tensor's numbers; host tensors are copied now unless page-locked."""
-        if type(tensor) is not FakeTensor:
+        if type(tensor) not in FAKES:
             # Ordinary host memory may change before the queue comes to it. Page-locked memory is read late, as by a
             # card.
             return tensor if tensor.untyped_storage() in self._pinned else tensor.clone()

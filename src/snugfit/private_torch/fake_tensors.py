@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -9,11 +10,13 @@ from typing import Any
 import torch
 from torch._subclasses import fake_impls, fake_tensor
 
-from snugfit.private_torch import without_modes
+from snugfit.private_torch import PLAIN_DISPATCH, PLAIN_FUNCTIONS, without_modes
 
 _META = torch.device("meta")
 FakeTensor = fake_tensor.FakeTensor
 FakeTensorMode = fake_tensor.FakeTensorMode
+FAKES: set[type] = {FakeTensor}
+"""Classes of fake tensors: torch's own, and each that is a library's class of parameters at the same time."""
 DATA_DEPENDENT = (fake_tensor.DataDependentOutputException, fake_tensor.DynamicOutputShapeException)
 """Raised by an operator whose result depends on values that fake tensors do not have."""
 UNSUPPORTED = (
@@ -84,6 +87,59 @@ class FakeFactory:
             return self.wrap(meta, base.fake_device)  # type: ignore[attr-defined]
 
 
+def of_library(kind: type, data: torch.Tensor, require_grad: bool = False, **more: Any) -> torch.Tensor:
+    """Stands for `torch.Tensor._make_subclass`: a fake tensor becomes one of the class (`Params4bit`, a lazy parameter)."""
+    plain = kind in FAKES or getattr(kind, "__torch_dispatch__", None) is PLAIN_DISPATCH
+    if type(data) not in FAKES or not plain:
+        made: torch.Tensor = _make_subclass(kind, data, require_grad, **more)
+        return made
+    both = kind if kind in FAKES else _both(kind)
+    with without_modes(), torch._C.DisableTorchFunctionSubclass():
+        meta = torch.empty(0, dtype=data.dtype, device=_META)
+        meta.set_(data.untyped_storage(), data.storage_offset(), data.shape, data.stride())
+        device = data.fake_device  # type: ignore[attr-defined]
+        made = _make_subclass(both, meta, require_grad, dispatch_device=True, device_for_backend_keys=device)
+        # A lazy parameter becomes a plain fake one when it has its shape, which this tells from a tensor.
+        made.__dict__.update(data.__dict__, _is_param=issubclass(kind, torch.nn.Parameter))
+        _forbid_data_access(made)
+    return made
+
+
+@functools.cache
+def _both(kind: type) -> type:
+    """The class of fake tensors that are of a library's class, too."""
+    lazy: dict[str, Any] = {}
+    if hasattr(kind, "cls_to_become"):  # what a lazy one refuses to tell before it has a shape is asked for here
+        lazy = {
+            "cls_to_become": FakeTensor,
+            "shape": torch.Tensor.shape,
+            "__torch_function__": classmethod(_stays_lazy),
+        }
+    made = type(kind)(kind.__name__, (kind, FakeTensor), {"__module__": kind.__module__, **lazy})
+    FAKES.add(made)
+    return made
+
+
+def _stays_lazy(kind: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    """Runs a function of torch; a lazy parameter that was moved or cast is one still."""
+    result = PLAIN_FUNCTIONS(func, types, args, kwargs or {})
+    moved = func in kind._allowed_methods and type(result) is FakeTensor
+    return of_library(kind, result, result.requires_grad) if moved else result
+
+
+def replace_data(tensor: torch.Tensor, data: torch.Tensor) -> None:
+    """Does `tensor.data = data` where torch would refuse, as the two are on other devices."""
+    kind = type(tensor)
+    if kind in FAKES and kind is not FakeTensor:
+        moved = of_library(kind, data, tensor.requires_grad)
+        moved.__dict__.update({name: value for name, value in vars(tensor).items() if name not in vars(moved)})
+    elif isinstance(tensor, torch.nn.Parameter):
+        moved = torch.nn.Parameter(data, tensor.requires_grad)
+    else:
+        moved = data.detach()
+    torch.utils.swap_tensors(tensor, moved)  # type: ignore[no-untyped-call]
+
+
 def _made_for_inference(base: torch.Tensor) -> bool:
     """Whether a new tensor would be an inference tensor, while this one is not."""
     return torch.is_inference_mode_enabled() and not base.is_inference()
@@ -94,7 +150,7 @@ def viewed(factory: FakeFactory, operator: Any, args: Sequence[Any], kwargs: dic
 
     Where only one tensor takes part, the fake mode does the same by a way that takes twenty times as long.
     """
-    if not operator.is_view or operator.namespace != "aten" or not args or type(args[0]) is not FakeTensor:
+    if not operator.is_view or operator.namespace != "aten" or not args or type(args[0]) not in FAKES:
         return None
     base, *others = args
     if base.constant is not None or base.layout is not torch.strided or torch.is_inference_mode_enabled():

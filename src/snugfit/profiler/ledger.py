@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from snugfit import private_torch
 from snugfit.device_kinds import CUDA
@@ -47,8 +48,9 @@ class ProfileLedger(StorageLedger):
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    """Whether a tensor has a storage of its own: not sparse, not a wrapper of others."""
-    return tensor.layout is torch.strided and type(tensor).__torch_dispatch__ is private_torch.PLAIN_DISPATCH
+    """Whether a tensor has a storage of its own: not lazy, not sparse, not a wrapper of others."""
+    plain = type(tensor).__torch_dispatch__ is private_torch.PLAIN_DISPATCH
+    return plain and not is_lazy(tensor) and tensor.layout is torch.strided
 
 
 def plain_tensors(values: Any) -> list[torch.Tensor]:

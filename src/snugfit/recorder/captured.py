@@ -15,7 +15,7 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from snugfit.private_torch import fake_tensors
-from snugfit.private_torch.fake_tensors import FakeFactory, FakeTensor
+from snugfit.private_torch.fake_tensors import FAKES, FakeFactory
 from snugfit.techniques.batches import tensors_of
 
 
@@ -85,4 +85,4 @@ class Captured:
 
 
 def _has_no_values(tensor: torch.Tensor) -> bool:
-    return type(tensor) is FakeTensor or tensor.device.type == "meta"  # fake: of a recording before this one
+    return type(tensor) in FAKES or tensor.device.type == "meta"  # fake: of a recording before this one

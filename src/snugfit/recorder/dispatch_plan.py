@@ -19,7 +19,7 @@ import torch
 from snugfit.operators.kernels import InnerBytes
 from snugfit.operators.operator_call import ALIGNMENT, BY_GRADIENT, extent
 from snugfit.operators.operator_costs import OperatorCost
-from snugfit.private_torch.fake_tensors import FakeFactory, FakeTensor
+from snugfit.private_torch.fake_tensors import FAKES, FakeFactory, FakeTensor
 
 _NEW, _VIEW, _ARGUMENT, _NOTHING, _VALUE = range(5)
 _PLAIN = frozenset({int, bool, str, type(None), torch.dtype, torch.device, torch.memory_format, torch.layout})
@@ -103,7 +103,7 @@ class OperatorPlans:
                 parts.append(name)
                 if not _add(parts, tensors, (value,)):
                     return None
-        if tensors and FakeTensor not in map(type, tensors):
+        if tensors and FAKES.isdisjoint(map(type, tensors)):
             return None
         if not tensors or self._by_value:
             parts.append(
@@ -123,7 +123,7 @@ def _has_tensor(value: Any) -> bool:
 def _add(parts: list[Any], tensors: list[torch.Tensor], values: Sequence[Any]) -> bool:
     for value in values:
         kind = type(value)
-        if kind is FakeTensor:
+        if kind in FAKES:
             dtype = value.dtype
             if value.constant is not None or dtype.is_complex:
                 return False

@@ -17,7 +17,7 @@ from snugfit.operators import cpu_operators, kernels
 from snugfit.operators.operator_costs import OperatorCost, cost_of
 from snugfit.operators.operator_truth import Result
 from snugfit.private_torch import dispatcher, fake_tensors
-from snugfit.private_torch.fake_tensors import FakeFactory, FakeTensor
+from snugfit.private_torch.fake_tensors import FAKES, FakeFactory
 from snugfit.recorder.dispatch_plan import OperatorPlan
 from snugfit.recording.generations import CardQuestions
 from snugfit.techniques.batches import tensors_in
@@ -86,7 +86,7 @@ class FakeCalls:
             if result is None:
                 raise
         fake_tensors.forget_conversions(self._factory.mode)
-        if func is LIFT and self._cuda and type(result) is FakeTensor and result.device.type == DEVICE_TYPE:
+        if func is LIFT and self._cuda and type(result) in FAKES and result.device.type == DEVICE_TYPE:
             # Made of values below all modes, it has no bytes yet; and torch would compute with values that are not here.
             result = self._factory.empty(result.shape, result.stride(), result.dtype, result.device)
         return FakeCall(args, kwargs, result)
@@ -166,7 +166,7 @@ def number_read(tensor: torch.Tensor) -> OperatorPlan:
 
 def is_mask(index: Any) -> bool:
     """Returns whether an index is a mask (true and false), not a list of positions."""
-    return type(index) is FakeTensor and index.dtype in (torch.bool, torch.uint8)
+    return type(index) in FAKES and index.dtype in (torch.bool, torch.uint8)
 
 
 def selects_by_masks(func: Any, args: Sequence[Any]) -> bool:
@@ -186,7 +186,7 @@ def _all_real(tensors: Sequence[torch.Tensor], kwargs: dict[str, Any]) -> bool:
     return (
         bool(tensors)
         and kwargs.get("device") in (None, torch.device("cpu"))
-        and all(type(t) is not FakeTensor and t.device.type == "cpu" and t.numel() <= REAL_ELEMENTS for t in tensors)
+        and all(type(t) not in FAKES and t.device.type == "cpu" and t.numel() <= REAL_ELEMENTS for t in tensors)
     )
 
 

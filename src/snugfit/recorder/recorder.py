@@ -23,7 +23,7 @@ from snugfit.operators import cpu_operators
 from snugfit.operators.operator_truth import new_tensors
 from snugfit.private_torch import DirectMode, backward_in_place, collectives, dispatcher, fake_tensors
 from snugfit.private_torch.backward_in_place import in_place_of
-from snugfit.private_torch.fake_tensors import FakeTensor
+from snugfit.private_torch.fake_tensors import FAKES
 from snugfit.recorder import dispatch_plan
 from snugfit.recorder.captured import Captured
 from snugfit.recorder.claims import Claims
@@ -112,6 +112,7 @@ class Recorder(RankOperators, DirectMode):
             "current": backend.current,
         }
         self._entered.enter_context(replaced((backend, name, value) for name, value in told.items()))
+        self._entered.enter_context(replaced([(torch.Tensor, "_make_subclass", staticmethod(fake_tensors.of_library))]))
         # Backward runs in this thread then: a dispatch mode sees no other.
         self._entered.enter_context(torch.autograd.set_multithreading_enabled(False))
         if self._cuda:
@@ -197,7 +198,7 @@ class Recorder(RankOperators, DirectMode):
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Runs one operator on fake tensors and records it."""
-        if func is _device and type(args[0]) is FakeTensor:  # first, as it is asked more often than all else together
+        if func is _device and type(args[0]) in FAKES:  # first, as it is asked more often than all else together
             return args[0].fake_device
         if self._among_ranks:
             found = self._of_ranks(func, types, args, kwargs or {})
@@ -205,7 +206,7 @@ class Recorder(RankOperators, DirectMode):
                 return found
         if func is _device:
             return args[0].device
-        if func is _item and type(args[0]) is not FakeTensor:
+        if func is _item and type(args[0]) not in FAKES:
             return func(*args)
         if func is _add and backward_in_place.summed_in_place(args):
             func = _add_

@@ -16,7 +16,7 @@ import torch
 
 from snugfit.attributes import Change
 from snugfit.operators.operator_truth import new_tensors
-from snugfit.private_torch.fake_tensors import FakeTensor
+from snugfit.private_torch.fake_tensors import FAKES, FakeTensor, of_library
 from snugfit.recorder.recorder import Recorder
 from snugfit.recorder.seen_modules import SeenModules
 from snugfit.techniques.batches import tensors_in
@@ -73,7 +73,7 @@ def copies() -> list[Change]:
     original = torch.Tensor.__deepcopy__
 
     def copied(tensor: torch.Tensor, memo: dict[int, Any]) -> Any:
-        if type(tensor) is not FakeTensor:
+        if type(tensor) not in FAKES:
             return original(tensor, memo)  # type: ignore[no-untyped-call]
         if id(tensor) not in memo:
             wanted = tensor.requires_grad
@@ -95,6 +95,8 @@ def weights() -> list[Change]:
     def made(cls: type, data: Any = None, requires_grad: bool = True) -> Any:
         if type(data) is torch.Tensor and data.device.type == "cpu" and data.is_floating_point():
             data = torch.empty(data.shape, dtype=data.dtype)
+        if type(data) in FAKES and type(data) is not FakeTensor:  # already a weight, of a library's class
+            return of_library(type(data), data, requires_grad)
         return original(cls, data, requires_grad)
 
     return [(torch.nn.Parameter, "__new__", made)]
@@ -115,7 +117,7 @@ def addresses() -> list[Change]:
     original = torch.Tensor.data_ptr
 
     def address(tensor: torch.Tensor) -> Any:
-        if type(tensor) is not FakeTensor:
+        if type(tensor) not in FAKES:
             return original(tensor)
         return Address(tensor.untyped_storage()._cdata, int(tensor.storage_offset()))
 
@@ -138,7 +140,7 @@ def _is_real_sparse(tensor: torch.Tensor) -> bool:
 
 def _with_known_values(args: Sequence[Any]) -> Sequence[Any]:
     """Returns arguments with their values where these follow from the code: sparse data is made with ones and `eye`."""
-    fakes = (one if type(one) is FakeTensor and one.device.type == "cpu" else None for one in args)
+    fakes = (one if type(one) in FAKES and one.device.type == "cpu" else None for one in args)
     known = [None if fake is None else known_value(fake) for fake in fakes]
     return [one if value is None else value for one, value in zip(args, known, strict=True)]
 

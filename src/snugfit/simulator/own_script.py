@@ -11,13 +11,14 @@ import functools
 import importlib
 import os
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from snugfit.attributes import Change, replaced
-from snugfit.errors import CannotSimulateError, InputError, in_words, warn
+from snugfit.errors import CannotSimulateError, InputError, SnugfitWarning, in_words, warn
 from snugfit.fake_device.personality import Personality
 from snugfit.simulator.estimate import DeviceArgument, cards_of, estimated
 from snugfit.simulator.fresh_workers import fresh_workers, imported_since
@@ -211,7 +212,8 @@ def record_watched(
         watched.begin(around)
         around.enter_context(harmless())
         written = (torch, "tensor", remembering(torch.tensor))
-        around.enter_context(replaced([*copies(), *addresses(), *weights(), *_eagerly(watched), written]))
+        shown = (warnings, "showwarning", _noted(watched, warnings.showwarning))
+        around.enter_context(replaced([*copies(), *addresses(), *weights(), *_eagerly(watched), written, shown]))
         around.enter_context(code_says_cuda() if personality.is_card else replaced(_no_accelerator()))
         recording = record(run, personality, captured, assume, kind=ScriptRecorder)
         if (
@@ -243,6 +245,18 @@ def _no_accelerator() -> list[Any]:
         (torch.cuda, name) for name in ("is_available", "device_count")
     ]
     return [(place, name, lambda *_, answer=no[name], **__: answer) for place, name in places]
+
+
+def _noted(watched: WatchedScript, show: Any) -> Any:
+    """Stands for `warnings.showwarning`: what snugfit itself has to say of a run goes into its estimate."""
+
+    def showing(message: Any, category: Any, *where: Any, **more: Any) -> None:
+        if issubclass(category, SnugfitWarning):
+            watched.note(str(message))
+        else:
+            show(message, category, *where, **more)
+
+    return showing
 
 
 def _numbers_told(path: Path) -> AbstractContextManager[None]:

@@ -8,7 +8,7 @@ import torch
 
 from snugfit.attributes import Change
 from snugfit.errors import CannotSimulateError
-from snugfit.private_torch.fake_tensors import FakeTensor
+from snugfit.private_torch.fake_tensors import FAKES, FakeTensor
 from snugfit.values.read_values import ReadValues
 
 
@@ -17,7 +17,7 @@ def arrays_given(values: ReadValues) -> list[Change]:
     numpy, formatted = torch.Tensor.numpy, torch.Tensor.__format__
 
     def to_numpy(tensor: torch.Tensor, *, force: bool = False) -> Any:
-        if type(tensor) is not FakeTensor:
+        if type(tensor) not in FAKES:
             return numpy(tensor, force=force)
         if not force and tensor.requires_grad:
             raise RuntimeError("Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead.")
@@ -31,7 +31,7 @@ def arrays_given(values: ReadValues) -> list[Change]:
         return values.array(tensor, ".tolist()").tolist()
 
     def to_text(tensor: torch.Tensor, how: str) -> str:
-        if type(tensor) is not FakeTensor or tensor.dim() != 0:
+        if type(tensor) not in FAKES or tensor.dim() != 0:
             text: str = formatted(tensor, how)  # type: ignore[no-untyped-call]
             return text
         try:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from snugfit import private_torch
-from snugfit.private_torch.fake_tensors import FakeTensor
+from snugfit.private_torch.fake_tensors import FAKES
 from snugfit.techniques.batches import tensors_in
 from snugfit.values.chance import OVERWRITES, SOURCES, Stance, stand_in
 
@@ -66,13 +66,13 @@ def follow(
 ) -> None:
     """Remembers how the result of an operator was made, if its values follow from the code."""
     for tensor in tensors:
-        unknown = type(tensor) is FakeTensor and _NAME not in tensor.__dict__
+        unknown = type(tensor) in FAKES and _NAME not in tensor.__dict__
         if unknown and (not args or tensor is not args[0] or not _reads_layout(func)):  # most operators end here
             return
     drawn, like = func in SOURCES, _reads_layout(func)
     results = result if isinstance(result, list | tuple) else (result,)
     if not (drawn or _deterministic(func)) or any(
-        type(r) is not FakeTensor or r.numel() > MOST_ELEMENTS or r.is_inference() for r in results
+        type(r) not in FAKES or r.numel() > MOST_ELEMENTS or r.is_inference() for r in results
     ):
         return
     written = func._schema.is_mutable
@@ -102,7 +102,7 @@ def remembering(make: Any) -> Any:
     @functools.wraps(make)
     def tensor(data: Any, *args: Any, **kwargs: Any) -> Any:
         made = make(data, *args, **kwargs)
-        known = type(made) is FakeTensor and not made.is_inference() and made.numel() <= _MOST_WRITTEN
+        known = type(made) in FAKES and not made.is_inference() and made.numel() <= _MOST_WRITTEN
         if known and not tensors_in((data,)):
             with private_torch.without_modes():
                 values = torch.tensor(data, dtype=made.dtype, device="cpu")
@@ -148,7 +148,7 @@ def _made(tensor: torch.Tensor) -> Made | None:
 
 def _remembered(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
-        if type(value) is not FakeTensor:
+        if type(value) not in FAKES:
             if value.device.type != "cpu":  # torch.tensor(..., device=...) makes its values below all modes
                 raise LookupError
             return Made(None, value.detach().clone(), None, 0)

@@ -277,7 +277,7 @@ class ReadValues:
         return value * tensor.numel()
 
     def _exact(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        if type(tensor) is not FakeTensor:
+        if not isinstance(tensor, FakeTensor):
             return tensor.detach()
         constant = tensor.constant
         if constant is not None:

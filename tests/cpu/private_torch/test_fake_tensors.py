@@ -3,6 +3,7 @@
 import pytest
 import torch
 from backend_in_a_worker import fake_pair
+from torch.nn.parameter import is_lazy
 
 from snugfit import private_torch
 from snugfit.private_torch import fake_tensors
@@ -111,3 +112,38 @@ def test_in_fake_mode():
         with fake_tensors.new_fake_mode():
             torch.ones(2)
     assert seen[0] is False and seen[-1] is True
+
+
+def test_fake_tensors_are_of_a_library_s_class_too():
+    """of_library, FAKES, replace_data"""
+
+    class Packed(torch.nn.Parameter):
+        def __new__(cls, data, scale):
+            self = torch.Tensor._make_subclass(cls, data, False)
+            self.scale = scale
+            return self
+
+        def told(self):
+            return self.scale
+
+    _, factory = fake_pair()
+    data = factory.empty((2, 3), (3, 1), torch.float32, torch.device("cpu"))
+    assert type(fake_tensors.of_library(Packed, torch.ones(2))) is Packed
+    packed = fake_tensors.of_library(Packed, data)
+    packed.scale = 2
+    assert (
+        isinstance(packed, Packed)
+        and isinstance(packed, fake_tensors.FakeTensor)
+        and type(packed) in fake_tensors.FAKES
+    )
+    assert packed.untyped_storage()._cdata == data.untyped_storage()._cdata and packed.stride() == (3, 1)
+    assert type(packed + 1) is fake_tensors.FakeTensor
+    fake_tensors.replace_data(packed, factory.empty((4,), (1,), torch.uint8, torch.device("cuda", 0)))
+    assert (packed.device.type, packed.dtype, packed.told()) == ("cuda", torch.uint8, 2)
+    lazy = fake_tensors.of_library(
+        torch.nn.UninitializedParameter, factory.empty((0,), (1,), torch.float32, data.device)
+    )
+    moved = lazy.to(torch.float64)
+    assert is_lazy(moved) and moved.dtype == torch.float64
+    moved.materialize((5, 2))
+    assert isinstance(moved, torch.nn.Parameter) and not is_lazy(moved) and moved.shape == (5, 2)
