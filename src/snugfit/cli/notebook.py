@@ -13,10 +13,11 @@ value.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import shlex
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 from typing import TYPE_CHECKING, Any
 
 from snugfit.cli import parse, spoken_to_a_person
@@ -37,15 +38,25 @@ def estimate_cell(line: str, cell: str) -> Estimate | None:
     with spoken_to_a_person(), contextlib.ExitStack() as around:
         try:
             # In the notebook's folder while it runs: there its imports and files are found, and its lines have short names.
-            folder = Path.cwd()
-            with writing(folder):
-                script = around.enter_context(NamedTemporaryFile("w", dir=folder, prefix="cell_", suffix=".py"))
-                script.write(cell)
-                script.flush()
-            args = parse(["estimate", *shlex.split(line), Path(script.name).name])
+            script = next(path for path in map(Path, _names()) if not path.exists())
+            with writing(Path.cwd()):
+                around.callback(script.unlink, missing_ok=True)
+                script.write_text(cell, encoding="utf-8")
+            args = parse(["estimate", *shlex.split(line), str(script)])
             from snugfit.cli.estimate import estimated
 
             return estimated(args, args.device)
         except SnugfitError as error:
-            print(f"snugfit: {error}", file=sys.stderr)
+            other = (
+                " What other cells have defined is not seen: a cell is a whole script."
+                if "NameError" in str(error)
+                else ""
+            )
+            print(f"snugfit: {error}{other}", file=sys.stderr)
             return None
+
+
+def _names() -> Iterator[str]:
+    """Names that the file of a cell may have, in estimates as well."""
+    yield "cell.py"
+    yield from (f"cell_{number}.py" for number in itertools.count(2))

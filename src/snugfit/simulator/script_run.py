@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+import traceback
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from snugfit import workers
 from snugfit.errors import InputError, SnugfitError, in_words
 from snugfit.simulator.harmless import NOT_DONE
 from snugfit.simulator.launched import STARTED_BY_TORCHRUN, VARIABLES
@@ -62,6 +64,9 @@ def run_watched(
             todo = f"snugfit runs in the Python of {sys.prefix}: install it there, or install snugfit where the script runs."
         elif isinstance(error, PermissionError) and NOT_DONE in what:
             todo = "Let it go on without that, for example where the error is caught."
+            frames = traceback.extract_tb(error.__traceback__)
+            if any(Path(frame.filename).parent == Path(workers.__file__).parent for frame in frames):
+                todo = "It asks snugfit for an estimate or a plan: make that beforehand, and read what it printed (--json)."
         else:
             what = in_words(error)
             todo = (

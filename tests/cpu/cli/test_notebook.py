@@ -48,6 +48,7 @@ def test_a_cell_is_estimated_as_its_file_would_be(notebook, capsys):
     capsys.readouterr()
     assert main(["estimate", "--device", "rtx-4090", "--json", "train.py"]) == 0
     of_file = json.loads(capsys.readouterr().out)
+    assert "cell.py on rtx-4090" in str(found)
     assert found.peak_allocated_bytes == of_file["peak_allocated_bytes"] > 256 * 512 * 4
     assert found._repr_html_().startswith("<pre") and "<b>What lives at the peak</b>" in found._repr_html_()
 
@@ -58,6 +59,7 @@ def test_a_cell_is_estimated_as_its_file_would_be(notebook, capsys):
         ("--device rtx-9999", "x = 1", "device 'rtx-9999' is unknown"),
         ("--budget 8GiB", "x = 1", "unknown option '--budget'"),
         ("--device cpu", "x = model", "name 'model' is not defined"),
+        ("--device cpu", "x = model", "What other cells have defined is not seen"),
     ],
 )
 def test_a_wrong_cell_is_one_message(notebook, capsys, line, cell, said):

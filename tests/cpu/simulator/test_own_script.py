@@ -236,11 +236,16 @@ for attempt in (lambda: socket.create_connection(("127.0.0.1", 9)), lambda: subp
         ("open('missing.csv')", 2, "FileNotFoundError"),
         ("import missing_module", 2, f"runs in the Python of {sys.prefix}: install it there"),
         ("input('go on?')", 5, "reads standard input"),
+        (
+            "import snugfit, torch\nsnugfit.estimate(torch.nn.Linear(2, 2), torch.ones(2, 2), device='cpu')",
+            2,
+            "It asks snugfit for an estimate or a plan",
+        ),
         ("import subprocess\nsubprocess.run(['git', 'rev-parse', 'HEAD'])", 2, "no program is started in an estimate"),
         ("import multiprocessing\nmultiprocessing.Process(target=print).start()", 5, "starts a process"),
         ("x = torch.randn(8, device=device)\nprint(x[x > 0].shape)", 5, "--assume nonzero"),
     ],
-    ids=["no step", "exit", "file", "module", "stdin", "program", "process", "values"],
+    ids=["no step", "exit", "file", "module", "stdin", "itself", "program", "process", "values"],
 )
 def test_what_ends_a_script_is_told_in_one_line(tmp_path, capsys, monkeypatch, text, code, said):
     monkeypatch.chdir(tmp_path)
