@@ -18,3 +18,11 @@ def test_it_has_what_those_of_torch_have(kind):
 
 def test_nothing_is_captured():
     assert accelerator.Stream().is_capturing() is False
+
+
+def test_a_card_says_how_much_is_free():
+    """Asked for by transformers before it loads weights, and by `device_map="auto"`."""
+    card = accelerator.backend
+    free, whole = card.mem_get_info(0)
+    assert 0 < free == whole - card.memory_allocated() and whole == card.get_device_properties().total_memory
+    assert "mem_get_info" in accelerator.names_of_cuda()
