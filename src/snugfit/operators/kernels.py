@@ -17,6 +17,7 @@ import torch
 from snugfit.operators.convolution_layout import converted_bytes, copied_bytes, result_shape
 from snugfit.operators.recurrent_kernels import inside_bytes
 from snugfit.operators.reduce_kernels import scratch_bytes
+from snugfit.operators.sync_batch_norm import statistics_inside, sums_inside
 from snugfit.recording import cublas
 from snugfit.recording.generations import GENERATIONS
 
@@ -270,4 +271,6 @@ _CUDA: dict[str, Row] = {
     "aten.addmm.default": _addmm,
     "aten._cudnn_rnn.default": inside_bytes,
     "aten._cudnn_rnn_backward.default": inside_bytes,
+    "aten.batch_norm_stats.default": statistics_inside,
+    "aten.batch_norm_backward_reduce.default": sums_inside,
 }

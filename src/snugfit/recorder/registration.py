@@ -11,7 +11,7 @@ from snugfit import private_torch
 from snugfit.fake_device import attention_kernels, autocast, fake_versions, own_kernels, value_gradients
 from snugfit.fake_device.accelerator import backend
 from snugfit.fake_device.personality import DEVICE_TYPE, Personality
-from snugfit.operators import convolution_layout, recurrent_kernels
+from snugfit.operators import convolution_layout, recurrent_kernels, sync_batch_norm
 from snugfit.private_torch import backward_in_place, fake_tensors, python_backend
 from snugfit.recorder.recorder import Recorder
 
@@ -52,6 +52,7 @@ def register() -> None:
     attention_kernels.register()
     convolution_layout.register(DEVICE_TYPE)
     recurrent_kernels.register()
+    sync_batch_norm.register()
     value_gradients.register()
     fake_versions.register()
     own_kernels.register()

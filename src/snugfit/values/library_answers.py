@@ -23,6 +23,8 @@
 - *Packed sequences of torch.* How long they are: `packed_sequences.py`.
 - *Arguments of distributions.* torch.distributions looks whether parameters and samples are valid. They are taken to be.
   Source: `torch/distributions/distribution.py`, Distribution.__init__ and _validate_sample.
+- *Processes without images.* `nn.SyncBatchNorm` leaves out the statistics of processes that got none. All have some.
+  Source: `torch/nn/modules/_functions.py`, SyncBatchNorm.forward.
 
 Only libraries that are loaded are changed, and what was answered stands in the estimate.
 """
@@ -37,6 +39,7 @@ from typing import Any
 
 import torch
 from torch.distributions import Distribution
+from torch.nn import SyncBatchNorm
 
 from snugfit.attributes import Change
 from snugfit.private_torch.fake_tensors import FakeTensor
@@ -48,6 +51,7 @@ UNPACKED = "transformers was told that no row of a batch packs several sequences
 PADDED = "transformers was told that every microbatch has padding; those without take less memory, as they need no mask"
 PADDED_ANYWHERE = "evaluation is counted with padded batches, where torch would leave the padding out (nested tensors)"
 VALID = "arguments and samples of torch.distributions were taken to be valid"
+IMAGES = "every process was taken to have images for nn.SyncBatchNorm"
 MATCHED = "every object was matched with a prediction of its own"
 
 Answered = Callable[[str], None]
@@ -68,8 +72,9 @@ def library_answers(values: ReadValues, answered: Answered) -> list[Change]:
         *_recorded_outputs(),
         *lbfgs_goes_on(values, answered),
         *packed_sequences(answered),
-        (Distribution, "__init__", _valid(Distribution.__init__, values)),
-        (Distribution, "_validate_sample", _valid(Distribution._validate_sample, values)),
+        (Distribution, "__init__", _holding(VALID, Distribution.__init__, values)),
+        (Distribution, "_validate_sample", _holding(VALID, Distribution._validate_sample, values)),
+        (SyncBatchNorm, "forward", _holding(IMAGES, SyncBatchNorm.forward, values)),
     ]
 
 
@@ -131,13 +136,13 @@ def _in_order(overlap: Any, values: ReadValues) -> Any:
     return of
 
 
-def _valid(check: Any, values: ReadValues) -> Any:
-    @functools.wraps(check)
-    def checked(*args: Any, **kwargs: Any) -> Any:
-        with values.holding(VALID):
-            return check(*args, **kwargs)
+def _holding(why: str, asks: Any, values: ReadValues) -> Any:
+    @functools.wraps(asks)
+    def answered(*args: Any, **kwargs: Any) -> Any:
+        with values.holding(why):
+            return asks(*args, **kwargs)
 
-    return checked
+    return answered
 
 
 def _recorded_outputs() -> list[Change]:
