@@ -10,6 +10,7 @@ import torch
 
 from snugfit import private_torch
 from snugfit.fake_device.ranks import issued
+from snugfit.fake_device.translate import device_of
 from snugfit.operators.collective_calls import gloo_bytes
 from snugfit.private_torch import collectives, dispatcher, fake_tensors, shared_units
 from snugfit.private_torch.fake_tensors import FakeTensor
@@ -39,6 +40,8 @@ class RankOperators:
             if kind not in _PLAIN and kind.__torch_dispatch__ is not private_torch.PLAIN_DISPATCH:  # type: ignore[attr-defined]
                 return NotImplemented  # a DTensor comes again as the tensor in it
         if fake_tensors.in_fake_mode():  # DTensor asks what shape a result would have
+            if "device" in kwargs:  # torch's own code says cuda, whose driver may not be there
+                kwargs = {**kwargs, "device": device_of(kwargs["device"])}
             return func(*args, **kwargs)
         namespace = func.namespace
         if namespace == collectives.FUNCTIONAL:

@@ -67,6 +67,38 @@ def test_one_started_alone_asks_how_many(tmp_path):
         estimated(tmp_path, BY_TORCHRUN)
 
 
+FILLED_LATER = """
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+
+dist.init_process_group("nccl")
+with torch.device("meta"):
+    model = nn.Sequential(nn.Linear(4096, 4096, bias=False))
+fully_shard(model, mesh=dist.init_device_mesh("cuda", (2,)))
+model.to_empty(device="cuda")
+model[0].reset_parameters()
+for fill in (nn.init.normal_, nn.init.trunc_normal_):
+    fill(model[0].weight)
+with torch.no_grad():
+    model[0].weight.bernoulli_(0.5)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(4):
+    model(torch.randn(8, 4096, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_a_share_is_filled_with_random_numbers(tmp_path):
+    (tmp_path / "train.py").write_text(FILLED_LATER)
+    found = estimate_script(str(tmp_path / "train.py"), device="rtx-4090", gpus=2)
+    assert (found.gpus, found.steps) == (2, 3)
+    assert found.anatomy_bytes["weights"] == WEIGHTS / 2
+    assert found.anatomy_bytes["gradients"] == WEIGHTS * 3 / 2  # the whole one, and what is left of it here
+
+
 def test_processes_that_do_not_meet(tmp_path):
     (tmp_path / "train.py").write_text(
         "import torch\nweight = torch.nn.Parameter(torch.ones(8))\noptimizer = torch.optim.SGD([weight])\n"
