@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import threading
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from typing import Any
 
@@ -13,6 +14,7 @@ from snugfit import private_torch
 from snugfit.device_kinds import CUDA
 from snugfit.private_torch.func_wrappers import unwrapped
 from snugfit.recorder.storage_ledger import StorageLedger
+from snugfit.recording.trace_builder import TraceBuilder
 from snugfit.techniques.batches import tensors_of
 
 MADE_ELSEWHERE = "(made outside of watched code)"
@@ -21,10 +23,21 @@ MADE_ELSEWHERE = "(made outside of watched code)"
 class ProfileLedger(StorageLedger):
     """A ledger of real storages: knows memory that is not the allocator's, and which module a tensor belongs to."""
 
+    def __init__(self, builder: TraceBuilder, on_other_thread: Callable[[int], None]) -> None:
+        """Starts empty; `on_other_thread` gets the bytes of what another thread lets go of."""
+        super().__init__(builder, "cpu")
+        self._on_other_thread = on_other_thread
+        self._thread = threading.get_ident()
+
     def move_to_cuda(self) -> None:
         """From now on the device is the GPU; everything so far is on the host."""
         self._device_type = CUDA
         self.builder.all_on_host()
+
+    def _gone(self, ref: Any) -> None:
+        super()._gone(ref)
+        if ref.on_device and threading.get_ident() != self._thread:
+            self._on_other_thread(ref.size)
 
     def see(self, tensor: torch.Tensor, **made: Any) -> None:
         """Records a new storage; memory of numpy, files and loader processes counts as host memory."""

@@ -59,7 +59,7 @@ class ProfileRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._modules = SeenModules()
         self.block_names = self._modules.block_names
         self._builder = TraceBuilder()
-        self._ledger = ProfileLedger(self._builder, "cpu")
+        self._ledger = ProfileLedger(self._builder, lambda nbytes: self.truth.released_elsewhere(nbytes))
         self.truth = CpuTruth()
         """What the allocator did while it was watched."""
         self._marks: list[OperatorMark] = []

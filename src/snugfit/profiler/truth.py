@@ -6,7 +6,7 @@ at every `cut` (after each step), so that buffers stay small.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -31,10 +31,30 @@ class CpuTruth(AllocatorEvents):
         self.lost_marks = 0
         """Operators whose events could not be told apart."""
         self._rest = self._open_marks = 0
+        self._elsewhere: list[tuple[int, int]] = []
+
+    def released_elsewhere(self, nbytes: int) -> None:
+        """Takes down that another thread has released memory, of which torch's profiler says nothing.
+
+        Gloo's threads do so with what they send, where they are the last to let go of it.
+        """
+        self._elsewhere.append((self._open_marks, nbytes))
+
+    def _all(self, sizes: Sequence[int]) -> Iterator[int]:
+        """Yields the bytes of each event of a window, and those of other threads behind the marks where they came."""
+        others, self._elsewhere = self._elsewhere, []
+        marks = done = 0
+        for size in (0, *sizes):
+            yield size
+            marks += size == MARK_BYTES
+            while done < len(others) and others[done][0] <= marks:
+                yield -others[done][1]
+                done += 1
+        yield from (-nbytes for _, nbytes in others[done:])
 
     def take(self, sizes: Sequence[int]) -> None:
         """Adds up the bytes of each event of a window, in order."""
-        found = cut_at_marks(sizes, self.balance_bytes, self._rest)
+        found = cut_at_marks(self._all(sizes), self.balance_bytes, self._rest)
         self.balance_bytes, self._rest = found.balance_bytes, found.rest_peak
         self.peak_bytes = max(self.peak_bytes, found.rest_peak, *found.peaks)
         if len(found.peaks) == self._open_marks:
@@ -58,6 +78,9 @@ class CudaTruth(CpuTruth):
         super().__init__()
         self.device = device
         self.balance_bytes = self._rest = int(torch.cuda.memory_stats(device).get("requested_bytes.all.current", 0))
+
+    def released_elsewhere(self, nbytes: int) -> None:
+        """Nothing is missing: a card's memory history has what all threads do."""
 
     def start(self) -> None:
         """Starts listening."""

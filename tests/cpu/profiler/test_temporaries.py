@@ -3,7 +3,7 @@
 import pytest
 
 from snugfit.profiler.temporaries import MARK_BYTES, OperatorMark, cut_at_marks, with_temporaries
-from snugfit.profiler.truth import event_sizes
+from snugfit.profiler.truth import CpuTruth, event_sizes
 from snugfit.recording.replay import replay
 from snugfit.recording.tensor_bytes import TensorBytes
 from snugfit.recording.trace_builder import TraceBuilder
@@ -35,6 +35,18 @@ def test_a_cut_goes_on_where_the_last_one_ended():
         second = cut_at_marks(sizes[at:], first.balance_bytes, first.rest_peak)
         assert first.peaks + second.peaks == whole.peaks
         assert second.balance_bytes == whole.balance_bytes
+
+
+def test_what_another_thread_releases_is_counted_where_it_came():
+    truth = CpuTruth()
+    truth.mark()
+    truth.released_elsewhere(60)
+    truth.mark()
+    truth.take([100, M, END, 20, M, END])
+    assert (truth.peaks, truth.peak_bytes, truth.balance_bytes) == ([100, 60], 100, 60)
+    truth.released_elsewhere(60)
+    truth.take([5])
+    assert (truth.peak_bytes, truth.balance_bytes) == (100, 5)
 
 
 def traced():
