@@ -47,10 +47,9 @@ class ProfileLedger(StorageLedger):
 
     def claim_for(self, tensor: torch.Tensor, category: str, module: str) -> None:
         """Sets category and module of a tensor (empty: where it was made); an unseen one is recorded first."""
-        tensor = unwrapped(tensor)
-        if _is_plain(tensor):
-            self.see(tensor, operator=MADE_ELSEWHERE, module=module, phase="build", stream=0)
-            self.claim((tensor,), category, module)
+        for part in _parts(tensor):
+            self.see(part, operator=MADE_ELSEWHERE, module=module, phase="build", stream=0)
+            self.claim((part,), category, module)
 
     def claim_inputs(self, tensors: Iterable[torch.Tensor]) -> None:
         """Claims tensors given to a model as inputs, unless a forward pass made them."""
@@ -66,6 +65,16 @@ def _is_plain(tensor: torch.Tensor) -> bool:
     return plain and not is_lazy(tensor) and tensor.layout is torch.strided
 
 
+def _parts(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """Returns the tensors with a storage of their own that a tensor is made of: itself, or a sharded one's share."""
+    tensor = unwrapped(tensor)
+    if _is_plain(tensor):
+        return [tensor]
+    names = tensor.__tensor_flatten__()[0] if hasattr(tensor, "__tensor_flatten__") else ()
+    inner = [getattr(tensor, name) for name in names]
+    return [part for one in inner if isinstance(one, torch.Tensor) for part in _parts(one)]
+
+
 def plain_tensors(values: Any) -> list[torch.Tensor]:
     """Returns those with a storage of their own among all tensors in some values."""
-    return [tensor for tensor in map(unwrapped, tensors_of(values)) if _is_plain(tensor)]
+    return [part for tensor in tensors_of(values) for part in _parts(tensor)]

@@ -26,6 +26,7 @@ from snugfit import private_torch
 from snugfit.attributes import attributes_set
 from snugfit.device_kinds import CUDA
 from snugfit.private_torch import TorchDispatchMode, current_mode, current_node, on_storage_resize
+from snugfit.private_torch.fake_tensors import in_fake_mode
 from snugfit.profiler.ledger import MADE_ELSEWHERE, ProfileLedger, plain_tensors
 from snugfit.profiler.temporaries import OperatorMark, with_temporaries
 from snugfit.profiler.truth import CpuTruth, CudaTruth
@@ -134,7 +135,8 @@ class ProfileRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         """Runs one operator and records what it made."""
         kwargs = kwargs or {}
-        if not self._on or func.namespace == "profiler":  # labels that torch's own code puts around its parts
+        # Labels that torch's own code puts around its parts, and what DTensor asks on fake tensors, which take no memory.
+        if not self._on or func.namespace == "profiler" or in_fake_mode():
             return func(*args, **kwargs)
         if not all(kind.__torch_dispatch__ is private_torch.PLAIN_DISPATCH for kind in types):  # type: ignore[attr-defined]
             return NotImplemented  # a tensor made of tensors: its parts come by on their own

@@ -1,11 +1,14 @@
 """Profiles of real scripts on the CPU: exact peaks, categories, modules, phases, and nothing left behind."""
 
 import gc
+import json
 import textwrap
 import weakref
 
 import pytest
 import torch
+from command_line import run_command
+from own_scripts import written
 from torch.nn.modules import module as module_hooks
 from torch.optim import optimizer as optimizer_hooks
 from torch.utils._python_dispatch import _get_current_dispatch_mode
@@ -14,6 +17,7 @@ from snugfit.errors import InputError
 from snugfit.measure.allocator_events import AllocatorEvents, warm_up
 from snugfit.profiler.profile import profile_script
 from snugfit.recording.anatomy import timeline
+from snugfit.simulator.own_script import estimate_script
 
 PLAIN = """
 import torch
@@ -185,6 +189,69 @@ def test_what_lives_in_each_step_is_the_allocators(profiled, text):
     assert profile.exit_code == 0
     assert profile.anatomy.peak_allocated_bytes == profile.allocator_peak_bytes == allocator_peak(text)
     assert profile.anatomy.bytes_by_category["weights"] >= 8 * 64 * 4
+
+
+IN_THREADS = """
+import threading, torch
+weight = torch.nn.Parameter(torch.ones(1))
+optimizer = torch.optim.SGD([weight])
+def let_go(held, may):
+    may.wait()
+    held.clear()
+for step in range(4):
+    may, held = threading.Event(), [torch.ones(2**20)]
+    thread = threading.Thread(target=let_go, args=(held, may))
+    thread.start()
+    loss = weight * 2
+    may.set()
+    thread.join()
+    loss.sum().backward()
+    optimizer.step()
+"""
+
+
+def test_what_a_thread_releases_is_gone(profiled):
+    profile = profiled(IN_THREADS, steps=4)
+    assert profile.notes == ()
+    assert profile.allocator_peak_bytes == profile.anatomy.peak_allocated_bytes
+    assert 2**22 <= profile.allocator_peak_bytes < 2**22 + 100
+
+
+SHARED_OUT = """
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+mesh = dist.init_device_mesh("cpu", (1,))
+with torch.device("meta"):
+    model = nn.Sequential(*(nn.Linear(256, 256) for _ in range(4)))
+for layer in model:
+    fully_shard(layer, mesh=mesh)
+fully_shard(model, mesh=mesh)
+model.to_empty(device="cpu")
+for layer in model:
+    layer.reset_parameters()
+optimizer = torch.optim.Adam(model.parameters())
+for step in range(4):
+    model(torch.randn(64, 256)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+dist.destroy_process_group()
+"""
+
+
+def test_tensors_made_of_tensors_are_those_in_them(tmp_path):
+    weights = 4 * 4 * (256 * 256 + 256)
+    script = written(tmp_path, SHARED_OUT)
+    done = run_command("profile", "--json", "--no-advice", "--steps", "4", script, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    profile = json.loads(done.stdout)
+    found = profile["anatomy_bytes"]
+    assert (found["weights"], found["optimizer_state"]) == (weights, 2 * weights + 8 * 4)  # and numbers of steps
+    predicted = estimate_script(str(script), device="cpu").peak_allocated_bytes
+    # When gloo's threads let go of what was sent is theirs to choose.
+    assert profile["allocator_peak_bytes"] == pytest.approx(predicted, rel=0.1) and profile["notes"] == []
 
 
 def test_evaluation_is_no_training(profiled):
