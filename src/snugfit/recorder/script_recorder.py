@@ -113,15 +113,21 @@ class Address:
 
 
 def addresses() -> list[Change]:
-    """Returns the replacement that tells fake tensors that share memory from others."""
-    original = torch.Tensor.data_ptr
+    """Returns the replacements that tell fake tensors that share memory from others."""
+    of_tensor, of_storage = torch.Tensor.data_ptr, torch.UntypedStorage.data_ptr
 
     def address(tensor: torch.Tensor) -> Any:
         if type(tensor) not in FAKES:
-            return original(tensor)
+            return of_tensor(tensor)
         return Address(tensor.untyped_storage()._cdata, int(tensor.storage_offset()))
 
-    return [(torch.Tensor, "data_ptr", address)]
+    def start(storage: torch.UntypedStorage) -> Any:
+        try:
+            return of_storage(storage)
+        except RuntimeError:  # that of a fake tensor
+            return Address(storage._cdata, 0)
+
+    return [(torch.Tensor, "data_ptr", address), (torch.UntypedStorage, "data_ptr", start)]
 
 
 def _by_positions(func: Any, args: Sequence[Any]) -> Sequence[Any]:
