@@ -47,13 +47,13 @@ def run_watched(
                 "not part of it."
             )
             return
-        print_error(error, path)
         if watched.steps >= STEPS:
             watched.notes.append(
-                f"{path} failed after the steps that are estimated, with its traceback above: {type(error).__name__}"
-                f"{line_of(error)}. What it does later is not part of the estimate, in which loaders end early."
+                f"{path} failed behind the steps that are estimated: {in_words(error)}{line_of(error)}. What it does later "
+                "is not part of the estimate, in which loaders end early and tensors have no values."
             )
             return
+        print_error(error, path)
         if isinstance(error, KeyError) and error.args and error.args[0] in VARIABLES:
             raise InputError(f"{path} asks for the variable {error.args[0]}. {STARTED_BY_TORCHRUN}") from error
         seen = f"after {watched.steps} training steps" if watched.steps else "before its optimizer stepped"

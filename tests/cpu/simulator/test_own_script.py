@@ -122,6 +122,23 @@ optimizer = torch.optim.AdamW(model.parameters())
     assert estimate["parameters"] == 6 * one + 32 * 4 + 4
 
 
+SAVES = """
+places = {weight.untyped_storage().data_ptr() for _ in range(2) for weight in model.parameters()}
+raise SystemExit(0 if len(places) == 4 else "two weights in one place")
+"""
+
+
+def test_what_fails_behind_the_steps_is_one_line(tmp_path, capsys):
+    few = LOOP.replace("range(50)", "range(1)")
+    _, whole, err = estimated(capsys, written(tmp_path, TRAINS + few + SAVES))
+    assert whole is not None and "two weights" not in err and "behind the steps" not in err
+    path = written(tmp_path, TRAINS + few + "raise OSError(\n    'no place\\non the disk')\n")
+    _, failed, err = estimated(capsys, path)
+    assert f"{path} failed behind the steps that are estimated: OSError: no place on the disk at {path}:" in err
+    assert "Traceback" not in err
+    assert failed["peak_allocated_bytes"] == whole["peak_allocated_bytes"]
+
+
 def test_weights_of_files_count_as_those_of_layers(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     save_file({"weight": torch.zeros(4096, 32)}, "weights.safetensors")
