@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from snugfit.errors import InputError, note
@@ -20,6 +20,10 @@ _MOST_SECONDS = 3.0
 """Seconds after which no more are read."""
 _MOST_SIDES = 64
 """Sides of a sample's tensors that are looked at one by one."""
+_MOST_DEEP = 3
+"""Objects inside objects that are looked into."""
+_MOST_LEAVES = 2**14
+"""Tensors and the like of one sample that are counted: an object may refer to its whole data set."""
 _Leaves = tuple[tuple[int, ...], ...]
 
 
@@ -118,7 +122,7 @@ def _widths(dataset: Any, count: int, among: Sequence[int]) -> dict[int, _Leaves
         equal = len(widths) >= _FIRST_READ and len(kinds) == 1
         if seconds > (_SECONDS_OF_EQUAL if equal else _MOST_SECONDS) and (equal or len(widths) >= count):
             break
-        widths[number] = tuple(_leaves(dataset[number]))
+        widths[number] = tuple(itertools.islice(_leaves(dataset[number]), _MOST_LEAVES))
         kinds.add(widths[number])
     return widths
 
@@ -142,7 +146,7 @@ def _most_unlike(widths: dict[int, _Leaves]) -> list[int]:
     """
     ratios: dict[int, float] = {}
     for number, leaves in widths.items():
-        images = [leaf[-2:] for leaf in leaves if len(leaf) > 1 and all(leaf[-2:])]
+        images = [leaf[-2:] for leaf in leaves if len(leaf) > 2 and all(leaf[-2:])]
         if images:
             height, width = max(images, key=math.prod)
             ratios[number] = height / width
@@ -170,20 +174,26 @@ def _lengths(dataset: Any) -> Sequence[int] | None:
     return lengths
 
 
-def _leaves(sample: Any) -> Iterator[tuple[int, ...]]:
-    """Yields the sizes of the tensors, arrays, lists of numbers and texts in a sample; each number is one."""
-    from snugfit.techniques.batches import held_by
+def _leaves(sample: Any, deep: int = _MOST_DEEP) -> Iterator[tuple[int, ...]]:
+    """Yields the sizes of the tensors, arrays, lists of numbers and texts in a sample; each number is one.
+
+    `deep`: how many objects inside objects are looked into, which may be circular.
+    """
+    from snugfit.techniques.batches import held_by, may_hold
 
     shape, size = getattr(sample, "shape", None), getattr(sample, "size", None)
     if isinstance(shape, tuple):
         yield tuple(shape)
     elif isinstance(sample, str) or (_is_list(sample) and isinstance(sample[0], int | float)):  # texts become tokens
         yield (len(sample),)
-    elif (parts := held_by(sample)) is not None:
-        for part in parts.values():
-            yield from _leaves(part)
+    elif isinstance(size, tuple):  # of an image
+        yield (1, *size)
+    elif (parts := held_by(sample)) is not None or may_hold(type(sample)):
+        is_object = not isinstance(sample, Mapping | list | tuple)
+        for part in (vars(sample) if parts is None else parts).values() if deep or not is_object else ():
+            yield from _leaves(part, deep - is_object)
     else:
-        yield size if isinstance(size, tuple) else ()  # an image has a pair
+        yield ()
 
 
 def _is_list(sample: Any) -> bool:

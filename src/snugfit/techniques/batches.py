@@ -112,13 +112,20 @@ def _made_of(batch: Any, parts: dict[Any, Any]) -> Any:
 
 def _is_holder(value: Any) -> bool:
     """Whether a value is an object of the user's own batch class: not a library's, with tensors in its attributes."""
-    return _may_hold(type(value)) and any(_has_tensor(one) for one in vars(value).values())
+    return may_hold(type(value)) and any(_has_tensor(one) for one in vars(value).values())
 
 
-def _may_hold(kind: type) -> bool:
+def may_hold(kind: type) -> bool:
+    """Returns whether objects of a class may hold tensors in their attributes: not of torch's, Python's, or models."""
+    if getattr(kind, "__dictoffset__", 0) == 0 or issubclass(kind, nn.Module | type):
+        return False
+    # with its bases: a class that a metaclass makes names the metaclass' module
+    return not all(map(_is_of_libraries, kind.__mro__))
+
+
+def _is_of_libraries(kind: type) -> bool:
     library = kind.__module__.partition(".")[0]
-    known = library in ("torch", "numpy") or (library in sys.stdlib_module_names and kind is not SimpleNamespace)
-    return not known and getattr(kind, "__dictoffset__", 0) != 0 and not issubclass(kind, nn.Module | type)
+    return library in ("torch", "numpy") or (library in sys.stdlib_module_names and kind is not SimpleNamespace)
 
 
 def _has_tensor(value: Any) -> bool:

@@ -1,5 +1,8 @@
 """Which samples of a data set a prediction is made with."""
 
+import abc
+from collections.abc import MutableMapping
+
 import pytest
 import torch
 
@@ -57,6 +60,62 @@ def loader_of(data, **settings):
 def test_batches_of_texts_are_of_the_longest():
     numbers, said = widest_batches(loader_of(["a", "bbb", "cc", "d", "ee"]))
     assert numbers == [[1, 2]] and "the widest of 5 samples that were read of 5" in said
+
+
+class Store(MutableMapping):
+    """Tensors by name, and what they belong to."""
+
+    def __init__(self, owner, tensors):
+        self.owner, self.tensors = owner, tensors
+
+    def __getitem__(self, name):
+        return self.tensors[name]
+
+    def __setitem__(self, name, value):
+        self.tensors[name] = value
+
+    def __delitem__(self, name):
+        del self.tensors[name]
+
+    def __iter__(self):
+        return iter(self.tensors)
+
+    def __len__(self):
+        return len(self.tensors)
+
+
+class Graph:
+    """A graph as libraries have it: its tensors lie in a store."""
+
+    def __init__(self, nodes, features):
+        self.store = Store(self, {"x": features, "edges": torch.zeros(2, 3 * nodes, dtype=torch.int64)})
+
+
+def joined(graphs):
+    # a class that is made on the way, as torch_geometric makes that of its batches: it says that it is of the module `abc`
+    made = abc.ABCMeta("GraphBatch", (Graph,), {})
+    return made(sum(len(graph.store["x"]) for graph in graphs), torch.cat([graph.store["x"] for graph in graphs]))
+
+
+def test_batches_of_graphs_are_of_the_largest():
+    graphs = [Graph(nodes, torch.zeros(nodes, 4)) for nodes in (3, 9, 1, 7, 5)]
+    numbers, said = widest_batches(loader_of(graphs, collate_fn=joined))
+    assert numbers == [[1, 3]] and "the widest of 5 samples" in said
+
+
+class Text:
+    """A sample with its words in an object of its own, and all the others in reach."""
+
+    def __init__(self, words, others):
+        self.words, self.others = type("Words", (), {})(), others
+        self.words.text = words
+
+
+def test_samples_that_are_objects_are_as_wide_as_what_lies_in_them():
+    texts = []
+    texts += [Text(words, texts) for words in ("a", "bbb", "cc")]
+    numbers, _ = widest_batches(loader_of(texts, collate_fn=lambda them: together([one.words.text for one in them])))
+    assert numbers == [[1, 2]]
 
 
 def test_only_samples_that_a_sampler_may_draw_are_looked_at():
