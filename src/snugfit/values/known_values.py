@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from snugfit import private_torch
+from snugfit.private_torch import dispatcher
 from snugfit.private_torch.fake_tensors import FAKES
 from snugfit.techniques.batches import tensors_in
 from snugfit.values.chance import OVERWRITES, SOURCES, Stance, stand_in
@@ -25,6 +26,8 @@ _MOST_WRITTEN = 4096
 """Larger tensors of written numbers are data."""
 _MOST_STEPS = 300
 _NAME = "_snugfit_known"
+_WRITES = "_snugfit_writes"
+"""On a storage of tensors made for inference, of which autograd counts no writes: how often it was written to."""
 _LIKE = frozenset({"zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full"})
 """Operators that look at the layout of their argument only."""
 _NOT_WRITTEN = frozenset({"empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided", "empty_permuted"})
@@ -65,15 +68,21 @@ def follow(
     func: Any, args: Sequence[Any], kwargs: dict[str, Any], tensors: Sequence[torch.Tensor], result: Any
 ) -> None:
     """Remembers how the result of an operator was made, if its values follow from the code."""
+    _remember(func, args, kwargs, tensors, result)
+    if torch.is_inference_mode_enabled() and func._schema.is_mutable:
+        _count_writes(func, args, kwargs)
+
+
+def _remember(
+    func: Any, args: Sequence[Any], kwargs: dict[str, Any], tensors: Sequence[torch.Tensor], result: Any
+) -> None:
     for tensor in tensors:
         unknown = type(tensor) in FAKES and _NAME not in tensor.__dict__
         if unknown and (not args or tensor is not args[0] or not _reads_layout(func)):  # most operators end here
             return
     drawn, like = func in SOURCES, _reads_layout(func)
     results = result if isinstance(result, list | tuple) else (result,)
-    if not (drawn or _deterministic(func)) or any(
-        type(r) not in FAKES or r.numel() > MOST_ELEMENTS or r.is_inference() for r in results
-    ):
+    if not (drawn or _deterministic(func)) or any(type(r) not in FAKES or r.numel() > MOST_ELEMENTS for r in results):
         return
     written = func._schema.is_mutable
     if written and (not args or result is not args[0]):
@@ -92,8 +101,8 @@ def follow(
     if steps <= _MOST_STEPS:
         for index, one in enumerate(results):
             made = Made(func, given, named, steps, None if one is result else index, random)
-            # autograd counts a write after the operator that a dispatch mode sees has returned
-            one.__dict__[_NAME] = made, one._version + int(written)
+            # a write is counted after the operator that a dispatch mode sees has returned
+            one.__dict__[_NAME] = made, _writes_of(one) + int(written)
 
 
 def remembering(make: Any) -> Any:
@@ -102,11 +111,11 @@ def remembering(make: Any) -> Any:
     @functools.wraps(make)
     def tensor(data: Any, *args: Any, **kwargs: Any) -> Any:
         made = make(data, *args, **kwargs)
-        known = type(made) in FAKES and not made.is_inference() and made.numel() <= _MOST_WRITTEN
+        known = type(made) in FAKES and made.numel() <= _MOST_WRITTEN
         if known and not tensors_in((data,)):
             with private_torch.without_modes():
                 values = torch.tensor(data, dtype=made.dtype, device="cpu")
-            made.__dict__[_NAME] = Made(None, values, None, 0), made._version
+            made.__dict__[_NAME] = Made(None, values, None, 0), _writes_of(made)
         return made
 
     return tensor
@@ -143,7 +152,19 @@ def _deterministic(func: Any) -> bool:
 
 def _made(tensor: torch.Tensor) -> Made | None:
     found = tensor.__dict__.get(_NAME)
-    return None if found is None or tensor.is_inference() or found[1] != tensor._version else found[0]
+    return None if found is None or found[1] != _writes_of(tensor) else found[0]
+
+
+def _count_writes(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    for place, name in dispatcher.places_written(func):
+        for tensor in tensors_in((args[place] if place < len(args) else kwargs.get(name),)):
+            if tensor.is_inference():
+                setattr(tensor.untyped_storage(), _WRITES, _writes_of(tensor) + 1)
+
+
+def _writes_of(tensor: torch.Tensor) -> int:
+    """How often the memory of a tensor was written to."""
+    return getattr(tensor.untyped_storage(), _WRITES, 0) if tensor.is_inference() else tensor._version
 
 
 def _remembered(value: Any) -> Any:

@@ -444,3 +444,23 @@ for _ in range(4):
 def test_counts_and_written_numbers_are_known(tmp_path, capsys, device):
     code, _, err = estimated(capsys, written(tmp_path, TRAINS + COUNTS), device=device)
     assert code == 0, err
+
+
+JUDGED = """
+data = torch.utils.data.TensorDataset(torch.randn(256, 32), torch.arange(256) % 5)
+for x, y in torch.utils.data.DataLoader(data, batch_size=64):
+    loss = nn.functional.cross_entropy(model(x.to(device)), y.clamp(max=3).to(device))
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+with torch.inference_mode():  # the matrix of classes that torchvision's references keep
+    found, wanted = model(x.to(device)).argmax(1), y.to(device)
+    known = (wanted >= 0) & (wanted < 4)
+    assert found[known].shape == (int((y < 4).sum()),)
+"""
+
+
+@pytest.mark.parametrize("device", ["cpu", "rtx-4090"])
+def test_masks_of_labels_are_known_in_inference_too(tmp_path, capsys, device):
+    code, _, err = estimated(capsys, written(tmp_path, TRAINS + JUDGED), device=device)
+    assert code == 0, err

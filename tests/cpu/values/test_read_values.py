@@ -103,9 +103,11 @@ def made_in_forward(length, device):
         ),
     ],
 )
-def test_what_follows_from_the_code_is_worked_out(estimate, question):
+@pytest.mark.parametrize("inference", [False, True])
+def test_what_follows_from_the_code_is_worked_out(estimate, question, inference):
     def loss(output, batch):
-        assert question(output)
+        with torch.inference_mode(inference):
+            assert question(output)
         return entropy(output, batch)
 
     assert not any("assumed" in text for text in estimate(loss).answered)
@@ -121,20 +123,26 @@ def test_what_follows_from_the_code_is_worked_out(estimate, question):
         lambda x: (torch.empty(3, device=x.device) > 2).any(),
     ],
 )
-def test_what_depends_on_data_is_not(estimate, question):
+@pytest.mark.parametrize("inference", [False, True])
+def test_what_depends_on_data_is_not(estimate, question, inference):
     def loss(output, batch):
-        return entropy(output, batch) if question(output) else output.sum()
+        with torch.inference_mode(inference):
+            found = bool(question(output))
+        return entropy(output, batch) if found else output.sum()
 
     with pytest.raises(CannotSimulateError, match=r"--assume (branch|integer)"):
         estimate(loss)
 
 
-def test_a_view_of_what_was_written_to_is_not_known_any_more(estimate):
+@pytest.mark.parametrize("inference", [False, True])
+def test_a_view_of_what_was_written_to_is_not_known_any_more(estimate, inference):
     def loss(output, batch):
-        base = torch.zeros(4, device=output.device)
-        view = base[1:]
-        base.add_(1)
-        return entropy(output, batch) if (view > 0).any() else output.sum()
+        with torch.inference_mode(inference):
+            base = torch.zeros(4, device=output.device)
+            view = base[1:]
+            base.add_(1)
+            found = bool((view > 0).any())
+        return entropy(output, batch) if found else output.sum()
 
     with pytest.raises(CannotSimulateError, match="--assume branch"):
         estimate(loss)
