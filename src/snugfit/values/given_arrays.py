@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import torch
@@ -25,7 +26,10 @@ def arrays_given(values: ReadValues) -> list[Change]:
             raise TypeError(
                 "can't convert a tensor of the card to numpy. Use Tensor.cpu() to copy it to the host first."
             )
-        return values.array(tensor, ".numpy()")
+        array = values.array(tensor, ".numpy()")
+        if tensor.device.type == "cpu":  # a real array would lie in the tensor's memory, and so would views of it
+            weakref.finalize(array, _let_go, tensor.untyped_storage()).atexit = False
+        return array
 
     def to_list(tensor: torch.Tensor) -> Any:
         return values.array(tensor, ".tolist()").tolist()
@@ -44,3 +48,7 @@ def arrays_given(values: ReadValues) -> list[Change]:
         (torch.Tensor, "__format__", to_text),
         (FakeTensor, "tolist", to_list),
     ]
+
+
+def _let_go(storage: torch.UntypedStorage) -> None:
+    """Is called with what was kept until then."""

@@ -464,3 +464,25 @@ with torch.inference_mode():  # the matrix of classes that torchvision's referen
 def test_masks_of_labels_are_known_in_inference_too(tmp_path, capsys, device):
     code, _, err = estimated(capsys, written(tmp_path, TRAINS + JUDGED), device=device)
     assert code == 0, err
+
+
+ARRAYS = """
+def features(number):
+    return torch.randn(80, 400 + number).mul(2).numpy()
+
+kept = [features(number)[:, :-1] for number in range(20)]  # views, whose memory torch made
+del kept[10:]
+whole = [features(number).copy() for number in range(20)]
+for step in range(3):
+    x = torch.from_numpy(whole[0]).flatten()[:64 * 32].view(64, 32)
+    model(x.to(device)).mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_memory_of_torch_lives_as_long_as_the_arrays_on_it(tmp_path, capsys):
+    path = written(tmp_path, TRAINS + ARRAYS)
+    _, found, _ = estimated(capsys, path, device="cpu")
+    assert found["peak_allocated_bytes"] == pytest.approx(measured_bytes(path), rel=0.01)
+    assert found["peak_allocated_bytes"] > 10 * 80 * 400 * 4
