@@ -22,16 +22,21 @@ def later_optimizers(text: str, reached: Collection[int], classes: Collection[st
     tree = ast.parse(text)
     for scope in ast.walk(tree):
         if isinstance(scope, ast.Module | ast.FunctionDef | ast.AsyncFunctionDef):
-            calls = [(call.lineno, called(call)) for call in _calls(scope)]
+            calls = [(call.lineno, called(call)) for call in calls_in(scope)]
             last = max((line for line, _ in calls if line in reached), default=None)
             if last is not None:
                 yield from ((line, name) for line, name in calls if line > last and name in classes)
 
 
-def _calls(scope: ast.AST) -> Iterator[ast.Call]:
-    """The calls in a scope itself, outside of branches."""
+def is_apart(part: ast.AST) -> bool:
+    """Returns whether what stands in a part of the code may never be run: that of a branch, or of another scope."""
+    return isinstance(part, _SCOPES + _BRANCHES)
+
+
+def calls_in(scope: ast.AST) -> Iterator[ast.Call]:
+    """Yields the calls in a scope itself, outside of branches."""
     for part in ast.iter_child_nodes(scope):
         if isinstance(part, ast.Call):
             yield part
-        if not isinstance(part, _SCOPES + _BRANCHES):
-            yield from _calls(part)
+        if not is_apart(part):
+            yield from calls_in(part)

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from snugfit.attributes import Change, replaced
 from snugfit.errors import CannotSimulateError, InputError, SnugfitWarning, in_words, warn
 from snugfit.fake_device.personality import Personality
+from snugfit.simulator.behind_training import behind_training
 from snugfit.simulator.estimate import DeviceArgument, cards_of, estimated
 from snugfit.simulator.fresh_workers import fresh_workers, imported_since
 from snugfit.simulator.later_optimizers import later_optimizers
@@ -136,16 +137,22 @@ def record_script(
         workload = watched.workload.replace(gpus=shared.gpus, nodes=shared.nodes)
         found = dataclasses.replace(found, seen=seen, block_names=seen.blocks, workload=workload)
     as_it_is = changed is None  # lines are those of the file then
-    later = _later(path, watched.observer.lines) if as_it_is and watched.enough else ()
+    later = _later(path, watched) if as_it_is and watched.enough else ()
     return dataclasses.replace(found, warnings=(*found.warnings, *launch.notes(), *later))
 
 
-def _later(path: Path, reached: set[int]) -> Iterator[str]:
-    """What to say of optimizers that the first steps do not come to."""
+def _later(path: Path, watched: WatchedScript) -> Iterator[str]:
+    """What to say of optimizers, and of what is computed behind the training, that the first steps do not come to."""
     import torch
 
+    text, reached = read_text(str(path)), watched.observer.lines
+    if (line := behind_training(text, watched.ended_at)) is not None:
+        yield (
+            f"what {path} does from line {line} on, behind its training, was not looked at: a test there, say, may "
+            "take more."
+        )
     classes = {name for name, one in vars(torch.optim).items() if isinstance(one, type)}
-    for line, name in later_optimizers(read_text(str(path)), reached, classes):
+    for line, name in later_optimizers(text, reached, classes):
         yield (
             f"{path}:{line} makes another optimizer ({name}) behind the steps that were looked at: what it trains may take "
             "more, and is not predicted."

@@ -34,8 +34,9 @@ def run_watched(
         with as_main(path, arguments), _main_module(path) as names:
             text = changed.get(str(path))
             exec(rewritten(path.read_bytes() if text is None else text, str(path)), names)
-    except EnoughSeen:
-        pass
+    except EnoughSeen as end:
+        frames = traceback.walk_tb(end.__traceback__)
+        watched.ended_at = [line for frame, line in frames if frame.f_code.co_filename == str(path)]
     except SystemExit as end:
         code = exit_code(end)
     except SnugfitError:

@@ -49,6 +49,8 @@ class WatchedScript:
         """Steps of the optimizer that stepped most; of a script without any, its backward passes."""
         self.notes: list[str] = []
         """What a reader of the estimate must know."""
+        self.ended_at: list[int] = []
+        """Lines of the script that were running when it was ended, that of the outermost function first."""
         self.batch_shape = ""
         self._first: weakref.ref[torch.nn.Module] | None = None
         self._largest = 0

@@ -1,0 +1,64 @@
+"""What a script computes behind its training, which an estimate of its first steps does not come to. Pure text."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+from collections.abc import Collection, Iterator, Sequence
+
+from snugfit.simulator.later_optimizers import calls_in, is_apart
+
+_LOOPS = (ast.For, ast.AsyncFor, ast.While)
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+_BLOCKS = ("body", "orelse", "finalbody", "handlers")
+_RUN_MODELS = ("evaluat", "forward", "generat", "infer", "predict", "test", "validat")
+"""How names of methods and of what is imported begin that run a model; others mostly save or log."""
+
+
+def behind_training(text: str, lines: Sequence[int]) -> int | None:
+    """Returns the line of the first statement behind the training that may run a model; None where there is none.
+
+    What stands in a branch may never be meant, and is passed over.
+
+    `lines`: those that were running in the middle of the training, that of the outermost function first.
+    """
+    tree = ast.parse(text)
+    behind: list[ast.stmt] = []
+    for line in lines:
+        inside = list(_statements_around(tree, line))
+        loop = next((number for number, (one, _) in enumerate(inside) if isinstance(one, _LOOPS)), len(inside))
+        # what stands behind in the loop itself was come to in its turns before
+        later = [statement for _, others in reversed(inside[: loop + 1]) for statement in others]
+        behind = later + behind
+        if loop < len(inside):
+            break
+    imports = (one for one in ast.walk(tree) if isinstance(one, ast.Import | ast.ImportFrom))
+    others = {name.asname or name.name for one in imports for name in one.names} | set(dir(builtins))
+    return next((statement.lineno for statement in behind if _runs_a_model(statement, others)), None)
+
+
+def _statements_around(tree: ast.AST, line: int) -> Iterator[tuple[ast.stmt, list[ast.stmt]]]:
+    """The statements around a line within its function, the outermost first, and those behind each in its block."""
+    around: list[tuple[ast.stmt, list[ast.stmt]]] = []
+    inner: ast.AST | None = tree
+    while inner is not None:
+        outer, inner = inner, None
+        for name in _BLOCKS:
+            block = getattr(outer, name, [])
+            for number, one in enumerate(block):
+                if one.lineno <= line <= one.end_lineno:
+                    inner = one
+                    around.append((one, block[number + 1 :] if name != "handlers" else []))
+        if isinstance(inner, _FUNCTIONS):
+            around.clear()
+    return iter(around)
+
+
+def _runs_a_model(statement: ast.stmt, others: Collection[str]) -> bool:
+    """Whether a statement calls what may be a model, or a function that runs one; `others`: names not of the script."""
+    called = () if is_apart(statement) else (call.func for call in calls_in(statement))
+    for one in called:
+        name = one.id if isinstance(one, ast.Name) else getattr(one, "attr", "")
+        if name.startswith(_RUN_MODELS) or (isinstance(one, ast.Name) and name not in others):
+            return True
+    return False
