@@ -35,8 +35,8 @@ def run_watched(
             text = changed.get(str(path))
             exec(rewritten(path.read_bytes() if text is None else text, str(path)), names)
     except EnoughSeen as end:
-        frames = traceback.walk_tb(end.__traceback__)
-        watched.ended_at = [line for frame, line in frames if frame.f_code.co_filename == str(path)]
+        frames = traceback.extract_tb(end.__traceback__)
+        watched.ended_at = [frame.lineno for frame in frames if frame.filename == str(path) and frame.lineno]
     except SystemExit as end:
         code = exit_code(end)
     except SnugfitError:
@@ -65,8 +65,8 @@ def run_watched(
             todo = f"snugfit runs in the Python of {sys.prefix}: install it there, or install snugfit where the script runs."
         elif isinstance(error, PermissionError) and NOT_DONE in what:
             todo = "Let it go on without that, for example where the error is caught."
-            frames = traceback.extract_tb(error.__traceback__)
-            if any(Path(frame.filename).parent == Path(workers.__file__).parent for frame in frames):
+            files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+            if any(Path(file).parent == Path(workers.__file__).parent for file in files):
                 todo = "It asks snugfit for an estimate or a plan: make that beforehand, and read what it printed (--json)."
         else:
             what = in_words(error)
