@@ -4,7 +4,6 @@ import subprocess
 import sys
 
 import patience
-import pytest
 
 START = """
 import sys
@@ -46,22 +45,32 @@ def test_who_compiles_nothing_loads_no_compiler():
     ran(START + "".join(f"{code}\nassert not loaded(), {code!r}\n" for code in codes))
 
 
-@pytest.mark.parametrize(
-    "code",
-    [
-        "import torch._dynamo.eval_frame",
-        "from torch._dynamo import eval_frame",
-        "torch._dynamo.reset()",
-        "torch._dynamo.utils.counters.clear()",
-        "torch.compile(lambda x: x + 1, backend='eager')(torch.zeros(2))",
-        "with new_fake_mode(), torch.device('meta'): torch.tensor(0.0, device='cpu')",  # in the middle of building
-    ],
+WHO_COMPILES = (
+    "import torch._dynamo.eval_frame",
+    "from torch._dynamo import eval_frame",
+    "torch._dynamo.reset()",
+    "torch._dynamo.utils.counters.clear()",
+    "torch.compile(lambda x: x + 1, backend='eager')(torch.zeros(2))",
+    "with new_fake_mode(), torch.device('meta'): torch.tensor(0.0, device='cpu')",  # in the middle of building
 )
-def test_who_compiles_loads_it_whole(code):
+
+
+def test_who_compiles_loads_it_whole():
     ran(
-        START + STEP + code + "\nassert loaded() and torch._dynamo is sys.modules['torch._dynamo']\n"
-        "assert torch._dynamo.utils is sys.modules['torch._dynamo.utils'] and torch._dynamo.config.recompile_limit\n"
-        "assert torch._dynamo.utils.counters is not None"
+        START
+        + STEP
+        + f"""
+import os
+for code in {WHO_COMPILES!r}:
+    if os.fork():  # each begins without it
+        assert os.wait()[1] == 0, code
+        continue
+    exec(code)
+    assert loaded() and torch._dynamo is sys.modules['torch._dynamo']
+    assert torch._dynamo.utils is sys.modules['torch._dynamo.utils'] and torch._dynamo.config.recompile_limit
+    assert torch._dynamo.utils.counters is not None
+    os._exit(0)
+"""
     )
 
 
