@@ -59,6 +59,14 @@ def format_bytes(size_bytes: int) -> str:
     return f"{sign}{size:.{digits}f} {unit}"
 
 
+def format_count(number: int) -> str:
+    """Returns a large number of things in words, such as 11.7 million."""
+    for unit, size in (("billion", 1e9), ("million", 1e6)):
+        if number >= size:
+            return f"{number / size:.3g} {unit}"
+    return str(number)
+
+
 def format_seconds(seconds: float) -> str:
     """Returns a duration as people read it, such as `350 ms`, `12.9 s` or `3 min 05 s`."""
     if seconds < 0.9995:

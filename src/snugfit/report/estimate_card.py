@@ -13,7 +13,7 @@ from snugfit.report.estimate_advice import cost_lines, fragmentation_in_words, u
 from snugfit.report.memory_tables import anatomy_table, grouped, largest_table
 from snugfit.report.timeline import Drawing, drawing_of
 from snugfit.report.words import answers_in_words, recipe_in_words, short_operator
-from snugfit.units import format_bytes, format_seconds
+from snugfit.units import format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
     from snugfit.recording.block_profile import BlockProfile
@@ -43,7 +43,7 @@ def estimate_card(estimate: Estimate) -> str:
 def _facts(estimate: Estimate) -> Iterator[tuple[str, str]]:
     yield (
         "model",
-        f"{_count(estimate.parameters)} parameters{estimate.batch_shape and f', batch of {estimate.batch_shape}'}",
+        f"{format_count(estimate.parameters)} parameters{estimate.batch_shape and f', batch of {estimate.batch_shape}'}",
     )
     yield "recipe", recipe_in_words(estimate.recipe)
     if estimate.fidelity is not None:
@@ -206,13 +206,6 @@ def _cell(found: Sequence[DeviceFit]) -> str:
     (device,) = found
     room = room_in_words(device)
     return room if device.step_seconds is None else f"{room}, {format_seconds(device.step_seconds)}"
-
-
-def _count(number: int) -> str:
-    for unit, size in (("billion", 1e9), ("million", 1e6)):
-        if number >= size:
-            return f"{number / size:.3g} {unit}"
-    return str(number)
 
 
 def estimate_drawing(estimate: Estimate) -> Drawing:

@@ -23,18 +23,23 @@ def behind_training(text: str, lines: Sequence[int]) -> int | None:
     `lines`: those that were running in the middle of the training, that of the outermost function first.
     """
     tree = ast.parse(text)
+    _, behind = parts_of_training(tree, lines)
+    imports = (one for one in ast.walk(tree) if isinstance(one, ast.Import | ast.ImportFrom))
+    others = {name.asname or name.name for one in imports for name in one.names} | set(dir(builtins))
+    return next((statement.lineno for statement in behind if _runs_a_model(statement, others)), None)
+
+
+def parts_of_training(tree: ast.AST, lines: Sequence[int]) -> tuple[ast.stmt | None, list[ast.stmt]]:
+    """Returns the outermost loop that trains, None without one, and what stands behind it; `lines` as above."""
     behind: list[ast.stmt] = []
     for line in lines:
         inside = list(_statements_around(tree, line))
         loop = next((number for number, (one, _) in enumerate(inside) if isinstance(one, _LOOPS)), len(inside))
         # what stands behind in the loop itself was come to in its turns before
-        later = [statement for _, others in reversed(inside[: loop + 1]) for statement in others]
-        behind = later + behind
+        behind = [statement for _, others in reversed(inside[: loop + 1]) for statement in others] + behind
         if loop < len(inside):
-            break
-    imports = (one for one in ast.walk(tree) if isinstance(one, ast.Import | ast.ImportFrom))
-    others = {name.asname or name.name for one in imports for name in one.names} | set(dir(builtins))
-    return next((statement.lineno for statement in behind if _runs_a_model(statement, others)), None)
+            return inside[loop][0], behind
+    return None, behind
 
 
 def _statements_around(tree: ast.AST, line: int) -> Iterator[tuple[ast.stmt, list[ast.stmt]]]:

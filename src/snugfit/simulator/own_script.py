@@ -30,7 +30,9 @@ from snugfit.simulator.script import check_script
 from snugfit.simulator.script_run import run_watched
 from snugfit.simulator.script_seen import ScriptRecording
 from snugfit.simulator.script_text import read_text
+from snugfit.simulator.thawed_later import thawed_later
 from snugfit.simulator.watched_script import WatchedScript
+from snugfit.units import format_count
 from snugfit.values.assumptions import AssumeArgument, Assumptions, assumptions_from
 from snugfit.workload import Workload
 
@@ -142,7 +144,7 @@ def record_script(
 
 
 def _later(path: Path, watched: WatchedScript) -> Iterator[str]:
-    """What to say of optimizers, and of what is computed behind the training, that the first steps do not come to."""
+    """What to say of what the first steps do not come to: layers, optimizers, and what is computed behind the training."""
     import torch
 
     text, reached = read_text(str(path)), watched.observer.lines
@@ -150,6 +152,12 @@ def _later(path: Path, watched: WatchedScript) -> Iterator[str]:
         yield (
             f"what {path} does from line {line} on, behind its training, was not looked at: a test there, say, may "
             "take more."
+        )
+    if watched.frozen and (thawing := thawed_later(text, watched.ended_at)):
+        places = ", ".join(f"line {line}" for line in thawing)
+        yield (
+            f"{format_count(watched.frozen)} parameters do not train in the steps that were looked at. Where {path} lets "
+            f"them train later ({places}), their gradients, optimizer state and activations come on top."
         )
     classes = {name for name, one in vars(torch.optim).items() if isinstance(one, type)}
     for line, name in later_optimizers(text, reached, classes):

@@ -60,6 +60,8 @@ class WatchedScript:
         self._all_parameters = self._trained_parameters = 0
         self._untrained: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         """Models that were not called in training so far, and their parameters."""
+        self._frozen: dict[int, int] = {}
+        """Model that trains -> its parameters that trained in none of its calls."""
         self._counts: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self.recorder: Any = None
         """What it is recorded by; None where it runs for real."""
@@ -76,6 +78,11 @@ class WatchedScript:
     def parameters(self) -> int:
         """Parameters of the models that are trained; averages and teachers, called without gradients, are others."""
         return self._trained_parameters or self._all_parameters
+
+    @property
+    def frozen(self) -> int:
+        """Parameters of these models that did not train."""
+        return sum(self._frozen.values())
 
     @property
     def workload(self) -> Workload:
@@ -188,6 +195,8 @@ class WatchedScript:
             self._meets(module, inputs)
         if trains():
             self._trained_parameters += self._untrained.pop(module, 0)
+            frozen = sum(weight.numel() for weight in module.parameters() if not weight.requires_grad)
+            self._frozen[id(module)] = min(frozen, self._frozen.get(id(module), frozen))
             self._takes(module, inputs)
 
     def _takes(self, module: torch.nn.Module, inputs: Any) -> None:
