@@ -39,20 +39,17 @@ def estimate_cell(line: str, cell: str) -> Estimate | None:
         try:
             # In the notebook's folder while it runs: there its imports and files are found, and its lines have short names.
             script = next(path for path in map(Path, _names()) if not path.exists())
-            with writing(Path.cwd()):
+            with writing(Path.cwd()), script.open("x", encoding="utf-8") as file:  # never another notebook's
                 around.callback(script.unlink, missing_ok=True)
-                script.write_text(cell, encoding="utf-8")
+                file.write(cell)
             args = parse(["estimate", *shlex.split(line), str(script)])
             from snugfit.cli.estimate import estimated
 
             return estimated(args, args.device)
         except SnugfitError as error:
-            other = (
-                " What other cells have defined is not seen: a cell is a whole script."
-                if "NameError" in str(error)
-                else ""
-            )
-            print(f"snugfit: {error}{other}", file=sys.stderr)
+            print(f"snugfit: {error}", file=sys.stderr)
+            if "NameError" in str(error):
+                print("What other cells have defined is not seen: a cell is a whole script.", file=sys.stderr)
             return None
 
 

@@ -10,13 +10,11 @@ int8_scaled_mm.
 
 from __future__ import annotations
 
-import warnings
-
 import torch
 from torch import Tensor
 
 from snugfit.attributes import Change
-from snugfit.errors import SnugfitWarning
+from snugfit.errors import warn
 
 
 def without_outliers() -> list[Change]:
@@ -31,8 +29,7 @@ def without_outliers() -> list[Change]:
         scales = torch.empty(values.numel() // values.shape[-1], device=values.device, dtype=torch.float32)
         codes, columns = values.to(torch.int8), None
         if threshold > 0:
-            told = "inputs of 8-bit layers (LLM.int8()) are taken to hold no outliers, which few of their columns do."
-            warnings.warn(told, SnugfitWarning, stacklevel=2)
+            warn("inputs of 8-bit layers (LLM.int8()) are taken to hold no outliers, which few of their columns do.")
             (values.abs() >= threshold).any()
             columns = torch.empty(0, device=values.device, dtype=torch.int64)
         return codes, scales, columns

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import functools
 import sys
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -26,7 +25,7 @@ import torch
 from torch import Tensor
 
 from snugfit.attributes import Change
-from snugfit.errors import SnugfitWarning
+from snugfit.errors import warn
 from snugfit.fake_device.int8_layers import without_outliers
 
 _BITSANDBYTES = "bitsandbytes.optim"
@@ -64,7 +63,7 @@ def _bitsandbytes_pages() -> list[Change]:
 
 
 def _paged(*shape: int, dtype: torch.dtype = torch.float32, device: torch.device) -> Tensor:
-    _warn(
+    warn(
         "paged optimizer state is counted as host memory, and the step's time as if all of it crossed the link every "
         "step; while the card has room it stays there and is faster."
     )
@@ -76,7 +75,7 @@ def _paged(*shape: int, dtype: torch.dtype = torch.float32, device: torch.device
 
 def _one_kernel() -> Callable[..., None]:
     """Stands for the compiled update: one kernel."""
-    _warn(
+    warn(
         "this optimizer's update is compiled on CUDA, and predicted as one kernel for each slice of a parameter: its time "
         "and its temporaries (at most 104 MiB) are an approximation, its state is exact."
     )
@@ -105,7 +104,3 @@ def _operator() -> Any:
     torch.library.register_fake("snugfit::compiled_adamw", lambda weight, gradient, state: None, lib=library)
     _library.append(library)
     return torch.ops.snugfit.compiled_adamw
-
-
-def _warn(message: str) -> None:
-    warnings.warn(message, SnugfitWarning, stacklevel=3)

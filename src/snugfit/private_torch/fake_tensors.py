@@ -95,14 +95,19 @@ def of_library(kind: type, data: torch.Tensor, require_grad: bool = False, **mor
         return made
     both = kind if kind in FAKES else _both(kind)
     with without_modes(), torch._C.DisableTorchFunctionSubclass():
-        meta = torch.empty(0, dtype=data.dtype, device=_META)
-        meta.set_(data.untyped_storage(), data.storage_offset(), data.shape, data.stride())
+        meta = _on_meta(data)
         device = data.fake_device  # type: ignore[attr-defined]
         made = _make_subclass(both, meta, require_grad, dispatch_device=True, device_for_backend_keys=device)
         # A lazy parameter becomes a plain fake one when it has its shape, which this tells from a tensor.
         made.__dict__.update(data.__dict__, _is_param=issubclass(kind, torch.nn.Parameter))
         _forbid_data_access(made)
     return made
+
+
+def _on_meta(tensor: torch.Tensor) -> torch.Tensor:
+    """A meta tensor on the storage of a fake one, of the same layout."""
+    meta = torch.empty(0, dtype=tensor.dtype, device=_META)
+    return meta.set_(tensor.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
 
 
 @functools.cache
@@ -158,8 +163,7 @@ def viewed(factory: FakeFactory, operator: Any, args: Sequence[Any], kwargs: dic
     if any(isinstance(other, torch.Tensor) for other in (*others, *kwargs.values())):
         return None
     with without_modes():
-        meta = torch.empty(0, dtype=base.dtype, device=_META)
-        meta.set_(base.untyped_storage(), base.storage_offset(), base.shape, base.stride())
+        meta = _on_meta(base)
         try:
             made = operator(meta, *others, **kwargs)
         except (RuntimeError, NotImplementedError, TypeError, IndexError):

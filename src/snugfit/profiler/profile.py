@@ -106,7 +106,7 @@ def profile_script(
     found = anatomy(trace, config, played=played, blocks=recorder.block_names)
     event = played.peak_event
     inside = trace.workspaces[trace.subjects[event]].nbytes if event >= 0 and trace.kinds[event] == WORKSPACE else 0
-    truth = peaks.get("allocated") or recorder.truth.peak_bytes
+    truth = peaks["allocated"] or recorder.truth.peak_bytes
     return Profile(
         script=script,
         exit_code=code,

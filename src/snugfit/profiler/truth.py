@@ -54,7 +54,7 @@ class CpuTruth(AllocatorEvents):
 
     def take(self, sizes: Sequence[int]) -> None:
         """Adds up the bytes of each event of a window, in order."""
-        found = cut_at_marks(self._all(sizes), self.balance_bytes, self._rest)
+        found = cut_at_marks(self._all(sizes) if self._elsewhere else sizes, self.balance_bytes, self._rest)
         self.balance_bytes, self._rest = found.balance_bytes, found.rest_peak
         self.peak_bytes = max(self.peak_bytes, found.rest_peak, *found.peaks)
         if len(found.peaks) == self._open_marks:

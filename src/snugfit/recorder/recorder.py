@@ -105,14 +105,14 @@ class Recorder(RankOperators, DirectMode):
 
     def __enter__(self) -> Recorder:
         """Starts to record."""
-        told = {
-            "observer": self._on_backend,
-            "memory": self._notes.memory,
-            "of_card": self.card.ask,
-            "current": backend.current,
-        }
-        self._entered.enter_context(replaced((backend, name, value) for name, value in told.items()))
-        self._entered.enter_context(replaced([(torch.Tensor, "_make_subclass", staticmethod(fake_tensors.of_library))]))
+        told = [
+            (backend, "observer", self._on_backend),
+            (backend, "memory", self._notes.memory),
+            (backend, "of_card", self.card.ask),
+            (backend, "current", backend.current),
+            (torch.Tensor, "_make_subclass", staticmethod(fake_tensors.of_library)),
+        ]
+        self._entered.enter_context(replaced(told))
         # Backward runs in this thread then: a dispatch mode sees no other.
         self._entered.enter_context(torch.autograd.set_multithreading_enabled(False))
         if self._cuda:

@@ -7,6 +7,7 @@ import builtins
 from collections.abc import Collection, Iterator, Sequence
 
 from snugfit.simulator.later_optimizers import calls_in, is_apart
+from snugfit.simulator.script_text import called
 
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
@@ -61,9 +62,8 @@ def _statements_around(tree: ast.AST, line: int) -> Iterator[tuple[ast.stmt, lis
 
 def _runs_a_model(statement: ast.stmt, others: Collection[str]) -> bool:
     """Whether a statement calls what may be a model, or a function that runs one; `others`: names not of the script."""
-    called = () if is_apart(statement) else (call.func for call in calls_in(statement))
-    for one in called:
-        name = one.id if isinstance(one, ast.Name) else getattr(one, "attr", "")
-        if name.startswith(_RUN_MODELS) or (isinstance(one, ast.Name) and name not in others):
-            return True
-    return False
+    calls = () if is_apart(statement) else calls_in(statement)
+    return any(
+        called(call).startswith(_RUN_MODELS) or (isinstance(call.func, ast.Name) and call.func.id not in others)
+        for call in calls
+    )

@@ -65,9 +65,9 @@ class EqualBlocks:
 
     def recipe(self, recipe: Recipe, kept: int) -> Recipe:
         """Returns what the recipe is of a model that has a number of them."""
-        return (
-            recipe if self.counted is None else recipe.replace(checkpoint=f"blocks:{self.counted - self.count + kept}")
-        )
+        if self.counted is None:
+            return recipe
+        return recipe.replace(checkpoint=f"blocks:{self.counted - self.count + kept}")
 
     def __post_init__(self) -> None:
         self._children = dict(self.container._modules)
@@ -110,12 +110,13 @@ def equal_blocks(
     containers = {name.rpartition(".")[0] for name in find_blocks(model)}
     few = FEW if recipe.shard == "none" else FEW_SHARED
     few = FEW_AWAY if recipe.offload_activations == "checkpoints" else few
+    chosen = chosen_blocks(model, recipe.checkpoint, field="checkpoint") if _is_first(recipe.checkpoint) else None
     rows = [
         row
         for path, container in model.named_modules()
         if path in containers and isinstance(container, _CONTAINERS)
         for first, count in rows_alike(list(container.children()))
-        for row in _parted(EqualBlocks(container, path, first, count, few), model, recipe.checkpoint)
+        for row in _parted(EqualBlocks(container, path, first, count, few), chosen)
     ]
     longest = max(rows, key=lambda row: row.count, default=None)
     if longest is None or not longest.worth or _used_elsewhere(model, longest.container):
@@ -123,12 +124,11 @@ def equal_blocks(
     return longest
 
 
-def _parted(row: EqualBlocks, model: nn.Module, checkpoint: str | tuple[str, ...]) -> Iterator[EqualBlocks]:
-    """The row, or its first blocks and its last ones where only some are among the first K of the model."""
-    if not _is_first(checkpoint):
+def _parted(row: EqualBlocks, chosen: Mapping[str, nn.Module] | None) -> Iterator[EqualBlocks]:
+    """The row, or its first blocks and its last ones where only some are among the first K of the model (`chosen`)."""
+    if chosen is None:
         yield row
         return
-    chosen = chosen_blocks(model, checkpoint, field="checkpoint")
     among = {id(block) for block in chosen.values()}
     first = row.first
     for inside, group in itertools.groupby(id(block) in among for block in row.modules):

@@ -6,6 +6,7 @@ import ast
 from collections.abc import Sequence
 
 from snugfit.simulator.behind_training import parts_of_training
+from snugfit.simulator.script_text import called
 
 _THAW = ("unfreeze", "thaw")
 """In names of functions that let weights train."""
@@ -18,24 +19,16 @@ def thawed_later(text: str, lines: Sequence[int]) -> list[int]:
     """
     loop, behind = parts_of_training(ast.parse(text), lines)
     parts = behind if loop is None else [loop, *behind]
-    return sorted(
-        {
-            node.lineno
-            for part in parts
-            for node in ast.walk(part)
-            if isinstance(node, ast.stmt | ast.Call) and _thaws(node)
-        }
-    )
+    nodes = (node for part in parts for node in ast.walk(part))
+    return sorted({node.lineno for node in nodes if isinstance(node, ast.Assign | ast.Call) and _thaws(node)})
 
 
-def _thaws(node: ast.AST) -> bool:
-    """Whether a statement or call sets `requires_grad` to anything but False."""
+def _thaws(node: ast.Assign | ast.Call) -> bool:
+    """Whether an assignment or call sets `requires_grad` to anything but False."""
     if isinstance(node, ast.Assign):
         sets = any(isinstance(one, ast.Attribute) and one.attr == "requires_grad" for one in node.targets)
         return sets and not _is_false(node.value)
-    if not isinstance(node, ast.Call):
-        return False
-    name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+    name = called(node)
     given = [*node.args, *(keyword.value for keyword in node.keywords)]
     return (name == "requires_grad_" and not any(map(_is_false, given))) or any(word in name for word in _THAW)
 

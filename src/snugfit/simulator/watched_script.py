@@ -195,8 +195,9 @@ class WatchedScript:
             self._meets(module, inputs)
         if trains():
             self._trained_parameters += self._untrained.pop(module, 0)
-            frozen = sum(weight.numel() for weight in module.parameters() if not weight.requires_grad)
-            self._frozen[id(module)] = min(frozen, self._frozen.get(id(module), frozen))
+            if self._frozen.get(id(module)) != 0:  # as long as some of it has not trained
+                frozen = sum(weight.numel() for weight in module.parameters() if not weight.requires_grad)
+                self._frozen[id(module)] = min(frozen, self._frozen.get(id(module), frozen))
             self._takes(module, inputs)
 
     def _takes(self, module: torch.nn.Module, inputs: Any) -> None:
