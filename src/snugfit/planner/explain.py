@@ -1,7 +1,7 @@
 """Why a plan is as it is: a sentence for every field of the recipe, with numbers of the plan with that one field changed.
 
-For a field that is on that recipe was simulated (`closeness.py`); where changing it takes another field along, the sentence
-names that one. For a field that is off it was simulated or is composed (`one_change.py`), and the sentence says which.
+That recipe was simulated or is composed (`one_change.py`), and the sentence says which; where a field that is on takes another
+one along as it is turned back (`closeness.py`), the sentence names that one.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def reasons(search: Search, best: Probe, capacity_bytes: int) -> dict[str, str]:
         elif name in constraints.needed:
             found[name] = f"{_in_words(best, name)}: without it, {constraints.needed_as.removesuffix('.')}."
         elif value != getattr(plain, name):
-            found[name] = f"{_in_words(best, name)}: {_why_on(space, best, name, capacity_bytes)}"
+            found[name] = f"{_in_words(best, name)}: {_why_on(search, best, name, capacity_bytes)}"
         else:
             found[name] = f"off: {_why_off(search, best, name, capacity_bytes)}"
     return found
@@ -67,8 +67,8 @@ def _in_words(best: Probe, name: str) -> str:
     return "on" if value is True else as_typed(value)
 
 
-def _why_on(space: Space, best: Probe, name: str, capacity_bytes: int) -> str:
-    planning, value = _OWNERS[name].planning, getattr(best.recipe, name)
+def _why_on(search: Search, best: Probe, name: str, capacity_bytes: int) -> str:
+    space, planning, value = search.space, _OWNERS[name].planning, getattr(best.recipe, name)
     if planning.follows is not None:
         return f"it follows from the rest of the recipe; {planning.because}."
     back = turned_back(space, best.recipe, name)
@@ -77,13 +77,13 @@ def _why_on(space: Space, best: Probe, name: str, capacity_bytes: int) -> str:
         partners = [f"{other}={as_typed(what)}" for other, what in whole.items() if other != name]
         belongs = f"a plan does not take {', '.join(partners)} without it" if partners else planning.because
         return f"{belongs or 'without it the step cannot be done'}."
-    seen = space.simulations.probes.get(back)
+    seen = None if back in space.simulations.refusals else changed(search, best, back)
     if seen is None:
         refusal = space.simulations.refusals.get(back)
         return _what_is(refusal.reason) if refusal else f"{planning.because or 'without it the step takes longer'}."
     along = [other for other in differing(back, best.recipe) if other != name]
     text = f"without {' and '.join(['it', *along])} a step {_change(best, seen)}"
-    text += f"{', which does not fit' if seen.need_bytes > capacity_bytes else ''} (simulated)"
+    text += f"{', which does not fit' if seen.need_bytes > capacity_bytes else ''} ({seen.source})"
     by = planning.by_block
     if by is not None and by.in_words:
         everything = space.simulations.probes.get(best.recipe.replace(**EVERYWHERE[by.how]))
@@ -98,7 +98,7 @@ def _why_on(space: Space, best: Probe, name: str, capacity_bytes: int) -> str:
     return text + "."
 
 
-def _change(best: Probe, other: Probe) -> str:
+def _change(best: Probe, other: Changed) -> str:
     """The difference of a step by another recipe to the plan's, in words."""
     more, slower = other.need_bytes - best.need_bytes, other.seconds - best.seconds
     memory = f"takes {format_bytes(abs(more))} {'more' if more > 0 else 'less'}" if more else "takes as much memory"

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 
 from snugfit.errors import RecipeError
 from snugfit.planner.leaner import LESS, ever_leaner, may_follow
-from snugfit.planner.probe import Probe
+from snugfit.planner.probe import AT_ONCE, Probe
 from snugfit.planner.search import Search
 from snugfit.planner.space import SIZE, Space
 from snugfit.recipe import Recipe
@@ -45,9 +45,11 @@ def fallbacks_of(search: Search, best: Probe) -> tuple[Recipe, ...]:
     """
     space = search.space
     for more in (_composed, _lent, _turned_up):
-        if len(_chain(space, best)) >= ENOUGH:
-            break
-        space.simulations.simulate(more(search, best))
+        wanted = list(more(search, best)) if len(_chain(space, best)) < ENOUGH else []
+        for first in range(0, len(wanted), AT_ONCE):
+            space.simulations.simulate(wanted[first : first + AT_ONCE])
+            if len(_chain(space, best)) >= ENOUGH:
+                break
     return _chain(space, best) or _chain(space, best, less=ANY_LESS)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
+from snugfit.planner.closeness import all_turned_back
 from snugfit.planner.compose import ON_UPDATE, overhead
 from snugfit.planner.probe import Probe
 from snugfit.planner.profile import Row, StepProfile
@@ -20,6 +21,8 @@ from snugfit.techniques import TECHNIQUES
 
 _FOLLOWS = frozenset(field for row in TECHNIQUES if row.planning.follows is not None for field in row.fields)
 _BLOCKS = tuple(field for field, _ in BY_BLOCK.values())
+_SURELY = 1.25
+"""Times the capacity from which on a composed recipe does not fit, however far composition is off."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -68,6 +71,14 @@ def changed(search: Search, best: Probe, recipe: Recipe) -> Changed | None:
     profile = _moved(best.profile, before.profile, after.profile, share)
     need = overhead(best) * max(profile.outside_bytes, *(row.total_bytes for row in profile.rows.values()))
     return Changed(recipe, round(need), best.seconds + _slower(best, before, after), simulated=False)
+
+
+def turned_back_that_may_fit(search: Search, best: Probe, capacity_bytes: int) -> Iterator[Recipe]:
+    """Yields a plan with each of its fields turned back in turn, but for those of which composition tells enough."""
+    for recipe in all_turned_back(search.space, best.recipe):
+        composed = changed(search, best, recipe)
+        if composed is None or composed.need_bytes <= _SURELY * capacity_bytes:
+            yield recipe
 
 
 def _pairs(space: Space, best: Probe, recipe: Recipe, names: list[str]) -> Iterator[tuple[Probe, Probe]]:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from snugfit.errors import DoesNotFitError, InputError, RecipeError, warn
 from snugfit.fidelity import fidelity
 from snugfit.planner.card_of_budget import estimate_on
-from snugfit.planner.closeness import all_turned_back
 from snugfit.planner.compiled import best_as_it_runs
 from snugfit.planner.constraints import Constraints
 from snugfit.planner.elsewhere import ways_elsewhere
@@ -18,6 +17,7 @@ from snugfit.planner.for_budgets import budgets_of
 from snugfit.planner.frontier import frontier_of
 from snugfit.planner.margin import margin_for
 from snugfit.planner.microbatches import Microbatches
+from snugfit.planner.one_change import turned_back_that_may_fit
 from snugfit.planner.plan_result import Plan
 from snugfit.planner.probe import Place, Probe, Simulations
 from snugfit.planner.refusal import Refusal, does_not_fit
@@ -158,7 +158,7 @@ class Planner:
             if best is None:
                 raise self._does_not_fit(budget_bytes, Smallest(search.space))
             if best.recipe.compile == "none":
-                self.simulations.simulate(all_turned_back(search.space, best.recipe))
+                self.simulations.simulate(turned_back_that_may_fit(search, best, capacity))
             fallbacks = fallbacks_of(search, best)
             # Nothing that was simulated for a fallback is the better plan; an eager step is none for a compiled one.
             if best.recipe.compile != "none" or search.best(capacity) is best:
