@@ -44,6 +44,13 @@ PLANS = {
     "llama_8b_nothing_fits": (
         "hf:8b.json --task causal-lm --seq-len 2048 --batch-size 1 --device rtx-3060-12gb --allow rounding"
     ),
+    "llama_8b_everything": (
+        "hf:8b.json --task causal-lm --seq-len 2048 --batch-size 1 --device rtx-4090 --allow rounding,different"
+    ),
+    "llama_8b_everything_12gb": (
+        "hf:8b.json --task causal-lm --seq-len 2048 --batch-size 8 --device rtx-3060-12gb --allow rounding,different"
+    ),
+    "llama_8b_8_gpus": "hf:8b.json --task causal-lm --seq-len 2048 --batch-size 8 --gpus 8 --device rtx-4090",
 }
 """What is typed after `snugfit plan`."""
 LIBRARIES = ("torch", "torchvision", "transformers.modeling_utils", "peft")

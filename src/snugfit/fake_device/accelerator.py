@@ -15,16 +15,14 @@ import contextlib
 import functools
 import struct
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 
 from snugfit.attributes import Change
+from snugfit.fake_device.card_properties import NAME, ROOM_BYTES, card_properties
 from snugfit.fake_device.personality import DEVICE_TYPE
 from snugfit.recording.generations import GENERATIONS, Capability
-
-_ROOM_BYTES = 2**40
 
 
 class Stream:
@@ -186,7 +184,7 @@ class Backend:
     is_initialized = is_available = _always(True)
     init = _lazy_init = set_device = reset_peak_memory_stats = reset_max_memory_allocated = _always(None)
     device_count, current_device = _always(1), _always(0)
-    get_device_name = _always("snugfit simulated card")
+    get_device_name = _always(NAME)
     _is_in_bad_fork = is_current_stream_capturing = _always(False)
 
     def is_bf16_supported(self, including_emulation: bool = True) -> bool:
@@ -203,11 +201,8 @@ class Backend:
         return own
 
     def get_device_properties(self, device: Any = None) -> Any:
-        """Returns what scripts ask of a card; its memory is more than any plan of theirs needs."""
-        major, minor = self.get_device_capability()
-        return SimpleNamespace(
-            name=self.get_device_name(), major=major, minor=minor, total_memory=_ROOM_BYTES, multi_processor_count=108
-        )
+        """Returns what scripts ask of a card."""
+        return self.of_card(card_properties)
 
     def manual_seed(self, seed: int) -> None:
         """Sets the seed, with nothing drawn."""
@@ -268,7 +263,7 @@ class Backend:
 
     def mem_get_info(self, device: Any = None) -> tuple[int, int]:
         """Returns what is free and all there is, in bytes: more than any plan needs, as `get_device_properties` says."""
-        return _ROOM_BYTES - self.memory()[0], _ROOM_BYTES
+        return ROOM_BYTES - self.memory()[0], ROOM_BYTES
 
     def max_memory_allocated(self, device: Any = None) -> int:
         """Returns the most bytes of tensors alive so far."""

@@ -27,6 +27,7 @@ from snugfit.attributes import attributes_set
 from snugfit.device_kinds import CUDA
 from snugfit.private_torch import TorchDispatchMode, current_mode, current_node, on_storage_resize
 from snugfit.private_torch.fake_tensors import in_fake_mode
+from snugfit.profiler.in_allocator import with_those_in_allocator
 from snugfit.profiler.ledger import MADE_ELSEWHERE, ProfileLedger, plain_tensors
 from snugfit.profiler.temporaries import OperatorMark, with_temporaries
 from snugfit.profiler.truth import CpuTruth, CudaTruth
@@ -126,7 +127,10 @@ class ProfileRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             for row in trace.storages
         )
         peaks = [0] * self._marks_before + self.truth.peaks
-        return with_temporaries(dataclasses.replace(trace, storages=storages), self._marks, peaks)
+        trace = dataclasses.replace(trace, storages=storages)
+        if self.device_index is None:
+            trace = with_those_in_allocator(trace, self._marks, peaks)
+        return with_temporaries(trace, self._marks, peaks)
 
     # -- operators
 

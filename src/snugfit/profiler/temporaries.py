@@ -63,42 +63,44 @@ def cut_at_marks(sizes: Iterable[int], balance_bytes: int = 0, peak_so_far: int 
     return Segments(peaks, peak, balance_bytes)
 
 
-def with_temporaries(trace: Trace, marks: Sequence[OperatorMark], peaks: Sequence[int]) -> Trace:
-    """Returns a trace of tensors with the memory inside operators as workspaces at their ends.
+def beside_tensors(trace: Trace, marks: Sequence[OperatorMark], peaks: Sequence[int]) -> list[int | None]:
+    """Returns how many bytes the allocator's highest point up to each mark had beside all tensors alive at the mark.
 
-    `peaks`: the allocator's highest point up to each mark, in bytes; 0 where it is not known.
+    `peaks`: the allocator's highest point up to each mark, in bytes; 0 where it is not known, and None is returned.
     """
     assert not trace.runs
-    kinds, subjects, values = bytearray(), list[int](), list[int]()
-    workspaces = list(trace.workspaces)
+    found: list[int | None] = []
     sizes: dict[int, int] = {}
     live = done = 0
-
-    def copy_through(end: int) -> int:
-        change = 0
-        for i in range(done, end):
-            kind, subject = trace.kinds[i], trace.subjects[i]
-            kinds.append(kind)
-            subjects.append(subject)
-            values.append(trace.values[i])
+    for mark, peak in zip(marks, peaks, strict=True):
+        for event in range(done, mark.at):
+            kind, subject = trace.kinds[event], trace.subjects[event]
             if kind in (ALLOC, FREE, RESIZE) and trace.storages[subject].place == "device":
                 row = trace.storages[subject]
-                now = row.nbytes if kind == ALLOC else trace.values[i] if kind == RESIZE else 0
-                change += now - sizes.get(subject, 0)
+                now = row.nbytes if kind == ALLOC else trace.values[event] if kind == RESIZE else 0
+                live += now - sizes.get(subject, 0)
                 sizes[subject] = now
-        return change
-
-    for mark, peak in zip(marks, peaks, strict=True):
-        live += copy_through(mark.at)
         done = mark.at
-        # What the allocator's highest point had above all tensors that are alive at the mark was inside of the
-        # operator.
-        if peak > live:
-            kinds.append(WORKSPACE)
-            subjects.append(len(workspaces))
-            values.append(0)
-            workspaces.append(Workspace(peak - live, mark.operator, mark.module, mark.phase, 0))
-    copy_through(len(trace))
+        found.append(peak - live if peak else None)
+    return found
+
+
+def with_temporaries(trace: Trace, marks: Sequence[OperatorMark], peaks: Sequence[int]) -> Trace:
+    """Returns a trace of tensors with the memory inside operators as workspaces at their ends; `peaks` as above."""
+    kinds, subjects, values = bytearray(), list[int](), list[int]()
+    workspaces = list(trace.workspaces)
+    done = 0
+    for mark, nbytes in zip(marks, beside_tensors(trace, marks, peaks), strict=True):
+        if nbytes is not None and nbytes > 0:
+            kinds += trace.kinds[done : mark.at] + bytes([WORKSPACE])
+            subjects += (*trace.subjects[done : mark.at], len(workspaces))
+            values += (*trace.values[done : mark.at], 0)
+            workspaces.append(Workspace(nbytes, mark.operator, mark.module, mark.phase, 0))
+            done = mark.at
     return dataclasses.replace(
-        trace, workspaces=tuple(workspaces), kinds=bytes(kinds), subjects=tuple(subjects), values=tuple(values)
+        trace,
+        workspaces=tuple(workspaces),
+        kinds=bytes(kinds) + trace.kinds[done:],
+        subjects=(*subjects, *trace.subjects[done:]),
+        values=(*values, *trace.values[done:]),
     )

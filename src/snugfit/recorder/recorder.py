@@ -314,9 +314,9 @@ class Recorder(RankOperators, DirectMode):
 
     def _selected(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], module: str) -> Any:
         """Runs an operator that selects by masks as one that selects by positions."""
-        for index in filter(is_mask, args[1]):
-            self.values.count(index, str(func), module)
-        with self._also_inside():
+        with self.values.selecting(args[0]), self._also_inside():
+            for index in filter(is_mask, args[1]):
+                self.values.count(index, str(func), module)
             places: list[Any] = []
             for index in args[1]:
                 places += _aten.nonzero.default(index).unbind(1) if is_mask(index) else [index]

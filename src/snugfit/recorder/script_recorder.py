@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -52,7 +52,8 @@ class ScriptRecorder(Recorder):  # type: ignore[no-untyped-call]
             given = tensors_in((*args, *kwargs.values()))
         if not _stays_real(func, args, kwargs, given):
             return super().__torch_dispatch__(func, types, _by_positions(func, args), kwargs)
-        result = func(*args, **kwargs)
+        # No card of this machine has memory to lock pages for.
+        result = func(*args, **{name: value for name, value in kwargs.items() if name != "pin_memory"})
         module = self._moment.module()
         known = {part.untyped_storage()._cdata for tensor in given for part in _dense(tensor)}
         made = [part for tensor in tensors_in((result,)) for part in _dense(tensor)]
@@ -100,6 +101,28 @@ def weights() -> list[Change]:
         return original(cls, data, requires_grad)
 
     return [(torch.nn.Parameter, "__new__", made)]
+
+
+def moves(trained: Callable[[], bool]) -> list[Change]:
+    """Returns the replacement by which a model goes to another device whose weights somebody else holds, as DDP does.
+
+    Torch exchanges fake weights with others, which that bars; of real ones it sets `.data`. Behind the training (`trained`)
+    the model gets weights of its own instead: nobody else uses them any more.
+    """
+    apply = torch.nn.Module._apply
+
+    def applied(module: torch.nn.Module, move: Any, *args: Any, **kwargs: Any) -> torch.nn.Module:
+        try:
+            return apply(module, move, *args, **kwargs)
+        except RuntimeError as error:
+            if not trained() or "Couldn't swap" not in str(error):
+                raise
+        own = {name: weight for name, weight in module._parameters.items() if weight is not None}
+        for name, weight in own.items():
+            module._parameters[name] = torch.nn.Parameter(move(weight.detach()), weight.requires_grad)
+        return module
+
+    return [(torch.nn.Module, "_apply", applied)]
 
 
 @dataclasses.dataclass(frozen=True, order=True, slots=True)

@@ -217,7 +217,7 @@ def record_watched(
 
     from snugfit.fake_device.says_cuda import code_says_cuda
     from snugfit.recorder.record import record
-    from snugfit.recorder.script_recorder import ScriptRecorder, addresses, copies, weights
+    from snugfit.recorder.script_recorder import ScriptRecorder, addresses, copies, moves, weights
     from snugfit.simulator.harmless import harmless
     from snugfit.simulator.session import without_logs
     from snugfit.values.known_values import remembering
@@ -228,7 +228,8 @@ def record_watched(
         around.enter_context(harmless())
         written = (torch, "tensor", remembering(torch.tensor))
         shown = (warnings, "showwarning", _noted(watched, warnings.showwarning))
-        around.enter_context(replaced([*copies(), *addresses(), *weights(), *_eagerly(watched), written, shown]))
+        held = *weights(), *moves(lambda: watched.enough)
+        around.enter_context(replaced([*copies(), *addresses(), *held, *_eagerly(watched), written, shown]))
         around.enter_context(code_says_cuda() if personality.is_card else replaced(_no_accelerator()))
         recording = record(run, personality, captured, assume, kind=ScriptRecorder)
         if (

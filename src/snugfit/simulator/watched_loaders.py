@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import itertools
 import weakref
 from collections import Counter
@@ -45,10 +47,13 @@ class WatchedLoaders:
         from torch.utils.data import DataLoader
 
         make, each = DataLoader.__init__, DataLoader.__iter__
+        _, *names = inspect.signature(make).parameters
 
+        @functools.wraps(make)  # Lightning makes loaders anew, with a sampler for each process, by what it reads there
         def made(loader: Any, *args: Any, **settings: Any) -> None:
             alone = {"num_workers": 0, "timeout": 0, "prefetch_factor": None, "persistent_workers": False}
-            make(loader, *args[:5], **{**settings, **alone, "multiprocessing_context": None})
+            given = dict(zip(names, args, strict=False))
+            make(loader, **{**given, **settings, **alone, "multiprocessing_context": None})
 
         return [
             (DataLoader, "__init__", made),

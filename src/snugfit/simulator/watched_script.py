@@ -233,10 +233,12 @@ class WatchedScript:
             return
 
         def called(_: Any, __: Any, by_name: Any) -> None:  # which hooks of all modules are not told
-            hook.remove()
+            if trains():  # it may generate texts before
+                hook.remove()
+                self._takes(module, by_name)
             self.batch_shape = self.batch_shape or shape_in_words([by_name])
 
-        hook = module.register_forward_pre_hook(called, with_kwargs=True)  # of its next call
+        hook = module.register_forward_pre_hook(called, with_kwargs=True)  # until it trains
 
     def _before_step(self, optimizer: Any, *_: Any) -> None:
         self._skips = self._counts.get(optimizer, 0) >= STEPS and self.enough

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Sized
 from typing import Any
 
 from snugfit.errors import InputError, note
@@ -18,6 +18,8 @@ _SECONDS_OF_EQUAL = 0.3
 """Seconds after which no more are read of samples that are equally wide so far."""
 _MOST_SECONDS = 3.0
 """Seconds after which no more are read."""
+_MOST_DRAWN = 2**20
+"""Samples that are drawn to see which a sampler draws."""
 _MOST_SIDES = 64
 """Sides of a sample's tensors that are looked at one by one."""
 _MOST_DEEP = 3
@@ -58,7 +60,9 @@ def widest_batches(loader: Any) -> tuple[list[list[int]], str]:
             return [], ""
         size, sampler = drawn
         count = len(loader.dataset)
-        numbers = range(count) if sampler is None else sorted(set(itertools.islice(iter(sampler), count)))
+        # A sampler that repeats each sample draws more than there are.
+        drawn_in_all = min(max(count, len(sampler)), _MOST_DRAWN) if isinstance(sampler, Sized) else count
+        numbers = range(count) if sampler is None else sorted(set(itertools.islice(iter(sampler), drawn_in_all)))
         widths = _widths(loader.dataset, size, numbers)
         if len(set(widths.values())) < 2:
             return [], ""
@@ -67,7 +71,10 @@ def widest_batches(loader: Any) -> tuple[list[list[int]], str]:
         others, batch = _most_unlike(widths)[:size], _batch_of(loader, widest)
         if others and _shapes(_batch_of(loader, others)) == _shapes(batch):
             others = []  # images that are brought to one size
-        if not others and elements(batch) <= elements(_batch_of(loader, narrowest)):
+        least = _batch_of(loader, narrowest)
+        # Prompts become numbers in the trainer only.
+        count = elements if elements(batch) else _numbers
+        if not others and count(batch) <= count(least):
             return [], ""
     except Exception:  # of the script's code, which is told where the script itself comes to it
         return [], ""
@@ -194,6 +201,10 @@ def _leaves(sample: Any, deep: int = _MOST_DEEP) -> Iterator[tuple[int, ...]]:
             yield from _leaves(part, deep - is_object)
     else:
         yield ()
+
+
+def _numbers(batch: Any) -> int:
+    return sum(map(math.prod, itertools.islice(_leaves(batch), _MOST_LEAVES)))
 
 
 def _is_list(sample: Any) -> bool:

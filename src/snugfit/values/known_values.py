@@ -8,6 +8,7 @@ changes. Random numbers are followed in the same way; what they are taken to be 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -68,6 +69,9 @@ def follow(
     func: Any, args: Sequence[Any], kwargs: dict[str, Any], tensors: Sequence[torch.Tensor], result: Any
 ) -> None:
     """Remembers how the result of an operator was made, if its values follow from the code."""
+    if _writes_lists(func):
+        _follow_list(func, args, kwargs)
+        return
     _remember(func, args, kwargs, tensors, result)
     if torch.is_inference_mode_enabled() and func._schema.is_mutable:
         _count_writes(func, args, kwargs)
@@ -103,6 +107,29 @@ def _remember(
             made = Made(func, given, named, steps, None if one is result else index, random)
             # a write is counted after the operator that a dispatch mode sees has returned
             one.__dict__[_NAME] = made, _writes_of(one) + int(written)
+
+
+@functools.cache
+def _writes_lists(func: Any) -> bool:
+    return func._opname.startswith("_foreach_") and func._schema.is_mutable
+
+
+def _follow_list(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    """Forgets what was known of tensors in lists that are written to, of which torch counts no writes in a simulation.
+
+    Steps that are counted up stay known: optimizers divide by what follows from them.
+    """
+    for place, _ in dispatcher.places_written(func):
+        for number, tensor in enumerate(args[place]):
+            found = tensor.__dict__.pop(_NAME, None)
+            if found is None or func._opname != "_foreach_add_" or found[0].steps >= _MOST_STEPS:
+                continue
+            more = args[1][number] if isinstance(args[1], list | tuple) else args[1]
+            with contextlib.suppress(LookupError):
+                given = (found[0], _remembered(more))
+                steps = 1 + max(part.steps for part in _parts((given,)))
+                made = Made(torch.ops.aten.add.Tensor, given, dict(kwargs), steps, random=found[0].random)
+                tensor.__dict__[_NAME] = made, found[1]
 
 
 def remembering(make: Any) -> Any:

@@ -5,10 +5,11 @@ The rule is that of `assumptions.py`; who asks does not matter, but for transfor
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -23,6 +24,8 @@ from snugfit.values.known_values import known_value, random_value
 ANSWER = "the training step was told that losses and gradients are finite"
 TO_THE_END = "text is generated with beams up to its greatest length"
 CHECKS = "checks that a library makes of values (torch._check) were taken to hold"
+ALL_SELECTED = "what masks select of small tensors (64 KiB and less) was taken to be all of it"
+_SMALL_BYTES = 2**16
 _READ = "reading a number out of a tensor (.item(), float(), int(), bool(), if)"
 _aten = torch.ops.aten
 _Facts = Callable[[Sequence[Any]], float | None]
@@ -127,6 +130,11 @@ class ReadValues:
             yield
         finally:
             self._holding = before
+
+    def selecting(self, tensor: torch.Tensor) -> AbstractContextManager[None]:
+        """Returns the context in which masks select of a tensor: of a small one all, unless an assumption was given."""
+        small = tensor.nbytes <= _SMALL_BYTES and self.assumptions.nonzero is None
+        return self.holding(self._holding or ALL_SELECTED) if small else contextlib.nullcontext()
 
     def is_true(self, tensor: torch.Tensor) -> None:
         """Marks a tensor of one truth value as true in a run where all goes well."""

@@ -122,7 +122,10 @@ def test_reasons_are_the_plan_with_one_field_changed(plans):
             told += 1
             if alone not in planner.simulations.probes:
                 composed = changed(planner.search, mine, alone)
-                assert composed.need_bytes == pytest.approx(other.need_bytes, rel=0.2) and "(composed)" in plan.reasons[name]
+                assert (
+                    composed.need_bytes == pytest.approx(other.need_bytes, rel=0.2)
+                    and "(composed)" in plan.reasons[name]
+                )
                 continue
             more, slower = other.need_bytes - mine.need_bytes, other.seconds - mine.seconds
             assert f"without it a step takes {format_bytes(abs(more)) if more else 'as much'}" in plan.reasons[name]
