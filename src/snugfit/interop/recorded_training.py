@@ -19,8 +19,9 @@ from snugfit.fake_device.personality import Personality
 from snugfit.recording.recording import Recording
 from snugfit.simulator.estimate import DeviceArgument, cards_of, estimated
 from snugfit.simulator.fresh_workers import fresh_workers
-from snugfit.simulator.own_script import ASSUMED, record_watched
+from snugfit.simulator.own_script import ASSUMED
 from snugfit.simulator.prediction import Estimate
+from snugfit.simulator.record_watched import record_watched
 from snugfit.simulator.script import EnoughSeen
 from snugfit.simulator.watched_script import WatchedScript
 from snugfit.values.assumptions import AssumeArgument, assumptions_from

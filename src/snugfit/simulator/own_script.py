@@ -11,14 +11,13 @@ import functools
 import importlib
 import os
 import sys
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from snugfit.attributes import Change, replaced
-from snugfit.errors import CannotSimulateError, InputError, SnugfitWarning, in_words, warn
+from snugfit.attributes import replaced
+from snugfit.errors import CannotSimulateError, InputError, in_words, warn
 from snugfit.fake_device.personality import Personality
 from snugfit.simulator.behind_training import behind_training
 from snugfit.simulator.estimate import DeviceArgument, cards_of, estimated
@@ -26,6 +25,7 @@ from snugfit.simulator.fresh_workers import fresh_workers, imported_since
 from snugfit.simulator.later_optimizers import later_optimizers
 from snugfit.simulator.launched import Launch
 from snugfit.simulator.prediction import Estimate
+from snugfit.simulator.record_watched import record_watched
 from snugfit.simulator.script import check_script
 from snugfit.simulator.script_run import run_watched
 from snugfit.simulator.script_seen import ScriptRecording
@@ -35,11 +35,6 @@ from snugfit.simulator.watched_script import WatchedScript
 from snugfit.units import format_count
 from snugfit.values.assumptions import AssumeArgument, Assumptions, assumptions_from
 from snugfit.workload import Workload
-
-if TYPE_CHECKING:
-    import torch
-
-    from snugfit.recording.recording import Recording
 
 ASSUMED = {"integer": 1, "branch": False}
 """What is taken where a script reads what its metrics and its early stopping are made of; the estimate names it."""
@@ -165,114 +160,6 @@ def _later(path: Path, watched: WatchedScript) -> Iterator[str]:
             f"{path}:{line} makes another optimizer ({name}) behind the steps that were looked at: what it trains may take "
             "more, and is not predicted."
         )
-
-
-_EAGER = (
-    "torch.compile is left out: the step is counted as it runs eagerly. A compiled one mostly takes less memory and time; "
-    "measure it to know."
-)
-
-
-def _eagerly(watched: WatchedScript) -> list[Change]:
-    """What makes `torch.compile` give back what it is given."""
-    import torch
-
-    def as_it_is(model: Any = None, *_: Any, **__: Any) -> Any:
-        if model is None:
-            return as_it_is
-        if isinstance(model, torch.nn.Module):
-            watched.note(_EAGER)
-            vars(model)["_orig_mod"] = model  # which scripts ask for to save it
-            return model
-
-        @functools.wraps(model)
-        def called(*args: Any, **kwargs: Any) -> Any:  # libraries compile functions that nobody calls
-            watched.note(_EAGER)
-            return model(*args, **kwargs)
-
-        return called
-
-    return [(torch, "compile", as_it_is), (torch.nn.Module, "compile", lambda *_, **__: watched.note(_EAGER))]
-
-
-_BENCHMARK = (
-    "the script sets torch.backends.cudnn.benchmark: in its first step cuDNN tries kernels for each convolution, with as "
-    "much free memory as they ask for (a DCGAN took 2.6 GiB on an H100 instead of 0.25), which is not predicted. Where less "
-    "is free it tries fewer, so what fits by this estimate fits."
-)
-
-
-def record_watched(
-    watched: WatchedScript,
-    run: Callable[[Any], None],
-    assume: Assumptions,
-    personality: Personality,
-    captured: Iterable[torch.Tensor] = (),
-) -> Recording:
-    """Records `run(recorder)`, code of a person's own that trains by itself; runs in a worker.
-
-    `captured`: tensors that arrived with that code and belong to no model.
-    """
-    import torch
-
-    from snugfit.fake_device.says_cuda import code_says_cuda
-    from snugfit.recorder.record import record
-    from snugfit.recorder.script_recorder import ScriptRecorder, addresses, copies, moves, weights
-    from snugfit.simulator.harmless import harmless
-    from snugfit.simulator.session import without_logs
-    from snugfit.values.known_values import remembering
-
-    without_logs()
-    with ExitStack() as around:
-        watched.begin(around)
-        around.enter_context(harmless())
-        written = (torch, "tensor", remembering(torch.tensor))
-        shown = (warnings, "showwarning", _noted(watched, warnings.showwarning))
-        held = *weights(), *moves(lambda: watched.enough)
-        around.enter_context(replaced([*copies(), *addresses(), *held, *_eagerly(watched), written, shown]))
-        around.enter_context(code_says_cuda() if personality.is_card else replaced(_no_accelerator()))
-        recording = record(run, personality, captured, assume, kind=ScriptRecorder)
-        if (
-            personality.is_card
-            and torch.backends.cudnn.benchmark
-            and any(one.convolution for one in recording.trace.runs)
-        ):
-            watched.notes.append(_BENCHMARK)
-    return dataclasses.replace(
-        recording,
-        answered=(*recording.answered, *watched.uneven_steps(recording.answered)),
-        warnings=tuple(watched.notes),
-        steps=watched.steps,
-        batch_shape=watched.batch_shape,
-        block_names=tuple(watched.block_names),
-        weight_bytes=watched.weight_bytes,
-        parameters=watched.parameters,
-        expert_modules=tuple(watched.expert_modules),
-        switchable=tuple(dict.fromkeys(watched.switchable)),
-    )
-
-
-def _no_accelerator() -> list[Any]:
-    """What a machine without a GPU says to a script that asks."""
-    import torch
-
-    no = {"is_available": False, "device_count": 0, "current_accelerator": None}
-    places = [(torch.accelerator, name) for name in no] + [
-        (torch.cuda, name) for name in ("is_available", "device_count")
-    ]
-    return [(place, name, lambda *_, answer=no[name], **__: answer) for place, name in places]
-
-
-def _noted(watched: WatchedScript, show: Any) -> Any:
-    """Stands for `warnings.showwarning`: what snugfit itself has to say of a run goes into its estimate."""
-
-    def showing(message: Any, category: Any, *where: Any, **more: Any) -> None:
-        if issubclass(category, SnugfitWarning):
-            watched.note(str(message))
-        else:
-            show(message, category, *where, **more)
-
-    return showing
 
 
 def _numbers_told(path: Path) -> AbstractContextManager[None]:

@@ -1,0 +1,129 @@
+"""Records code of a person's own that trains by itself: a script, or another library's trainer.
+
+Its models and steps are watched (`watched_script.py`), and it is told what machine it is on.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import warnings
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+from snugfit.attributes import Change, replaced
+from snugfit.errors import SnugfitWarning
+from snugfit.fake_device.personality import Personality
+from snugfit.simulator.watched_script import WatchedScript
+from snugfit.values.assumptions import Assumptions
+
+if TYPE_CHECKING:
+    import torch
+
+    from snugfit.recording.recording import Recording
+
+_EAGER = (
+    "torch.compile is left out: the step is counted as it runs eagerly. A compiled one mostly takes less memory and time; "
+    "measure it to know."
+)
+_BENCHMARK = (
+    "the script sets torch.backends.cudnn.benchmark: in its first step cuDNN tries kernels for each convolution, with as "
+    "much free memory as they ask for (a DCGAN took 2.6 GiB on an H100 instead of 0.25), which is not predicted. Where less "
+    "is free it tries fewer, so what fits by this estimate fits."
+)
+
+
+def record_watched(
+    watched: WatchedScript,
+    run: Callable[[Any], None],
+    assume: Assumptions,
+    personality: Personality,
+    captured: Iterable[torch.Tensor] = (),
+) -> Recording:
+    """Records `run(recorder)`, code of a person's own that trains by itself; runs in a worker.
+
+    `captured`: tensors that arrived with that code and belong to no model.
+    """
+    import torch
+
+    from snugfit.fake_device.says_cuda import code_says_cuda
+    from snugfit.recorder.record import record
+    from snugfit.recorder.script_recorder import ScriptRecorder, addresses, copies, moves, weights
+    from snugfit.simulator.harmless import harmless
+    from snugfit.simulator.session import without_logs
+    from snugfit.values.known_values import remembering
+
+    without_logs()
+    with ExitStack() as around:
+        watched.begin(around)
+        around.enter_context(harmless())
+        written = (torch, "tensor", remembering(torch.tensor))
+        shown = (warnings, "showwarning", _noted(watched, warnings.showwarning))
+        held = *weights(), *moves(lambda: watched.enough)
+        around.enter_context(replaced([*copies(), *addresses(), *held, *_eagerly(watched), written, shown]))
+        around.enter_context(code_says_cuda() if personality.is_card else replaced(_no_accelerator()))
+        recording = record(run, personality, captured, assume, kind=ScriptRecorder)
+        if (
+            personality.is_card
+            and torch.backends.cudnn.benchmark
+            and any(one.convolution for one in recording.trace.runs)
+        ):
+            watched.notes.append(_BENCHMARK)
+    return dataclasses.replace(
+        recording,
+        answered=(*recording.answered, *watched.uneven_steps(recording.answered)),
+        warnings=tuple(watched.notes),
+        steps=watched.steps,
+        batch_shape=watched.batch_shape,
+        block_names=tuple(watched.block_names),
+        weight_bytes=watched.weight_bytes,
+        parameters=watched.parameters,
+        expert_modules=tuple(watched.expert_modules),
+        switchable=tuple(dict.fromkeys(watched.switchable)),
+    )
+
+
+def _eagerly(watched: WatchedScript) -> list[Change]:
+    """What makes `torch.compile` give back what it is given."""
+    import torch
+
+    def as_it_is(model: Any = None, *_: Any, **__: Any) -> Any:
+        if model is None:
+            return as_it_is
+        if isinstance(model, torch.nn.Module):
+            watched.note(_EAGER)
+            vars(model)["_orig_mod"] = model  # which scripts ask for to save it
+            return model
+
+        @functools.wraps(model)
+        def called(*args: Any, **kwargs: Any) -> Any:  # libraries compile functions that nobody calls
+            watched.note(_EAGER)
+            return model(*args, **kwargs)
+
+        return called
+
+    return [(torch, "compile", as_it_is), (torch.nn.Module, "compile", lambda *_, **__: watched.note(_EAGER))]
+
+
+def _no_accelerator() -> list[Any]:
+    """What a machine without a GPU says to a script that asks."""
+    import torch
+
+    no = {"is_available": False, "device_count": 0, "current_accelerator": None}
+    places = [(torch.accelerator, name) for name in no] + [
+        (torch.cuda, name) for name in ("is_available", "device_count")
+    ]
+    return [(place, name, lambda *_, answer=no[name], **__: answer) for place, name in places]
+
+
+def _noted(watched: WatchedScript, show: Any) -> Any:
+    """Stands for `warnings.showwarning`: what snugfit itself has to say of a run goes into its estimate."""
+
+    def showing(message: Any, category: Any, *where: Any, **more: Any) -> None:
+        if issubclass(category, SnugfitWarning):
+            watched.note(str(message))
+        else:
+            show(message, category, *where, **more)
+
+    return showing
