@@ -3,7 +3,7 @@
 The recorder is a dispatch mode below everything else, so it sees what reaches the kernels: after autograd, after autocast,
 after composite operators were taken apart.
 
-What an operator does to fake tensors is worked out once (`fake_calls.py`), remembered (`dispatch_plan.py`) and followed.
+What an operator does to fake tensors is worked out once (`new_operators.py`), remembered (`dispatch_plan.py`) and followed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from snugfit.fake_device import attention_kernels, multihead_kernels, own_kernel
 from snugfit.fake_device.accelerator import backend, of_any_accelerator
 from snugfit.fake_device.personality import DEVICE_TYPE, Personality
 from snugfit.operators import cpu_operators
-from snugfit.operators.operator_truth import new_tensors
 from snugfit.private_torch import DirectMode, backward_in_place, collectives, dispatcher, fake_tensors
 from snugfit.private_torch.backward_in_place import in_place_of
 from snugfit.private_torch.fake_tensors import FAKES
@@ -28,12 +27,12 @@ from snugfit.recorder import dispatch_plan
 from snugfit.recorder.captured import Captured
 from snugfit.recorder.claims import Claims
 from snugfit.recorder.dispatch_plan import OperatorPlans
-from snugfit.recorder.fake_calls import LIFT, FakeCalls, is_mask, number_read, selects_by_masks, written_by
+from snugfit.recorder.fake_calls import FakeCalls
 from snugfit.recorder.module_path import ModulePath
 from snugfit.recorder.moment import Moment
+from snugfit.recorder.new_operators import NewOperators
 from snugfit.recorder.notes import Notes
 from snugfit.recorder.rank_operators import NOT_OF_RANKS, RankOperators
-from snugfit.recorder.sparse_gradients import refuse_sparse
 from snugfit.recorder.storage_ledger import StorageLedger
 from snugfit.recording.generations import CardQuestions
 from snugfit.recording.trace import Trace
@@ -48,18 +47,16 @@ _aten = torch.ops.aten
 _add, _add_ = _aten.add.Tensor, _aten.add_.Tensor
 _device = torch.ops.prim.device.default
 _item = _aten._local_scalar_dense.default
-_equal = _aten.equal.default
 _OF_OTHERS: dict[Any, Callable[..., Any]] = {
     torch.ops.aten.scaled_dot_product_attention.default: attention_kernels.attention,
     torch.ops.aten._native_multi_head_attention.default: multihead_kernels.attention,
     torch.ops.aten._transformer_encoder_layer_fwd.default: multihead_kernels.encoder_layer,
 }
 """Operators that a card makes of others, chosen as CUDA chooses them -> what runs them."""
-_RESIZING = ("resize_", "resize_as_", "set_", "_resize_output_")
 _plans: dict[Any, dict[Any, OperatorPlans]] = {}
 
 
-class Recorder(RankOperators, DirectMode):
+class Recorder(RankOperators, NewOperators, DirectMode):
     """Records what happens while it is entered; `build` then gives the trace."""
 
     answers: type[ReadValues] = ReadValues
@@ -258,76 +255,3 @@ class Recorder(RankOperators, DirectMode):
         for tensor in used:
             self._notes.storage(tensor, module)
         self._ledger.claim(used, "weights")
-
-    def _work_out(
-        self,
-        func: Any,
-        args: Sequence[Any],
-        kwargs: dict[str, Any],
-        module: str,
-        found: tuple[Any, list[torch.Tensor]] | None,
-    ) -> Any:
-        """Runs an operator that has no plan, and makes a plan where that is possible."""
-        tensors = tensors_in((*args, *kwargs.values()))
-        written = written_by(func, args, kwargs)
-        sizes = [tensor.untyped_storage().nbytes() for tensor in written]
-        if func is _item:
-            if self._cuda and tensors[0].device.type == DEVICE_TYPE:
-                self._notes.operator(number_read(tensors[0]), (), module)
-            return self.values.number(tensors[0], module)
-        if self._captured.has_numbers and self._cuda and any(t.device.type == DEVICE_TYPE for t in tensors):
-            args = self._captured.on_device(args)
-            tensors = tensors_in((*args, *kwargs.values()))
-        refuse_sparse(str(func), args, kwargs)
-        if func is _equal:
-            return self.values.are_equal(args, str(func), module)
-        if selects_by_masks(func, args):
-            return self._selected(func, args, kwargs, module)
-        call = self._calls.run(func, args, kwargs, tensors, module)
-        unscaling = func._opname.startswith("_amp_foreach_non_finite_check")
-        if unscaling:
-            self._ledger.set_value(call.args[1], 0.0)
-            self.answered.add("the loss scaler was told that all gradients are finite")
-        resizing = func._opname in _RESIZING or sizes != [tensor.untyped_storage().nbytes() for tensor in written]
-        if resizing:  # by name, or an empty `out=` that was given its size
-            for tensor in written:
-                self._ledger.resized(tensor.untyped_storage())
-        # What is made of values was made below all modes, and is first seen here.
-        known = set() if func is LIFT else {tensor.untyped_storage()._cdata for tensor in tensors}
-        fresh = new_tensors(call.result, known)
-        plan, result, fresh = self._calls.plan(func, call, tensors, fresh)
-        # What depends on values, or changes a storage, has to be worked out each time.
-        once = call.by_values or resizing or unscaling or torch.Tag.inplace_view in func.tags
-        if found is not None and not once:
-            outputs = dispatch_plan.outputs_of(result, found[1])
-            if outputs is not None:
-                self._plans[func].plans[found[0]] = plan._replace(outputs=outputs[0], shape=outputs[1])
-        self._notes.operator(plan, fresh, module)
-        if func in KNOWING:
-            self._know(func, call.args, tensors, fresh)
-        follow(func, args, kwargs, tensors, result)
-        return self._ran(func, args, kwargs, result)
-
-    def _ran(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> Any:
-        """Returns the result of a recorded operator; a pretend card, which computes, starts its work here."""
-        return result
-
-    def _selected(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], module: str) -> Any:
-        """Runs an operator that selects by masks as one that selects by positions."""
-        with self.values.selecting(args[0]), self._also_inside():
-            for index in filter(is_mask, args[1]):
-                self.values.count(index, str(func), module)
-            places: list[Any] = []
-            for index in args[1]:
-                places += _aten.nonzero.default(index).unbind(1) if is_mask(index) else [index]
-            return func(args[0], places, *args[2:], **kwargs)
-
-    def _know(
-        self, func: Any, args: Sequence[Any], sources: Sequence[torch.Tensor], copies: Sequence[torch.Tensor]
-    ) -> None:
-        """A copy of the batch on the device is still the batch; a known truth value stays known."""
-        if not sources or not copies:
-            return
-        if self._ledger.category(sources[0]) == "inputs":
-            self._ledger.claim(copies, "inputs")
-        self.values.carry(func, args, sources, copies)
