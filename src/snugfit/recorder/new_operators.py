@@ -18,8 +18,9 @@ from snugfit.recorder.notes import Notes
 from snugfit.recorder.sparse_gradients import refuse_sparse
 from snugfit.recorder.storage_ledger import StorageLedger
 from snugfit.techniques.batches import tensors_in
+from snugfit.values.carried_values import KNOWING
 from snugfit.values.known_values import follow
-from snugfit.values.read_values import KNOWING, ReadValues
+from snugfit.values.read_values import ReadValues
 
 _aten = torch.ops.aten
 _item = _aten._local_scalar_dense.default

@@ -40,8 +40,9 @@ from snugfit.recording.trace_builder import TraceBuilder
 from snugfit.techniques.batches import tensors_in
 from snugfit.techniques.held_values import held_values
 from snugfit.values.assumptions import Assumptions
+from snugfit.values.carried_values import KNOWING
 from snugfit.values.known_values import follow
-from snugfit.values.read_values import KNOWING, ReadValues
+from snugfit.values.read_values import ReadValues
 
 _aten = torch.ops.aten
 _add, _add_ = _aten.add.Tensor, _aten.add_.Tensor

@@ -18,6 +18,7 @@ from snugfit import private_torch
 from snugfit.private_torch.fake_tensors import FakeTensor
 from snugfit.values import fake_failure
 from snugfit.values.assumptions import Assumptions
+from snugfit.values.carried_values import CARRIES, DECIDES, EQUAL, FACTS, IS_ALL_TRUE, NOTHING_THERE
 from snugfit.values.chance import Chance
 from snugfit.values.known_values import known_value, random_value
 
@@ -27,69 +28,8 @@ CHECKS = "checks that a library makes of values (torch._check) were taken to hol
 ALL_SELECTED = "what masks select of small tensors (64 KiB and less) was taken to be all of it"
 _SMALL_BYTES = 2**16
 _READ = "reading a number out of a tensor (.item(), float(), int(), bool(), if)"
-_aten = torch.ops.aten
-_Facts = Callable[[Sequence[Any]], float | None]
-
-
-def _compared(found: bool) -> _Facts:
-    """A comparison of a finite number with infinity, or of a tensor with itself: ways to write isfinite."""
-
-    def fact(args: Sequence[Any]) -> float | None:
-        other = args[1]
-        infinite = isinstance(other, float) and not math.isfinite(other)
-        if infinite:
-            return float(not found)
-        return float(found) if other is args[0] and args[0].is_floating_point() else None
-
-    return fact
-
-
-def _never(bound: float) -> _Facts:
-    """A comparison that no finite number passes, such as more than infinity."""
-    return lambda args: 0.0 if isinstance(args[1], float) and args[1] == bound else None
-
-
-FACTS: dict[Any, _Facts] = {
-    _aten.isnan.default: lambda args: 0.0,
-    _aten.isinf.default: lambda args: 0.0,
-    _aten.isposinf.default: lambda args: 0.0,
-    _aten.isneginf.default: lambda args: 0.0,
-    _aten.eq.Scalar: _compared(True),
-    _aten.eq.Tensor: _compared(True),
-    _aten.ne.Scalar: _compared(False),
-    _aten.ne.Tensor: _compared(False),
-    _aten.gt.Scalar: _never(math.inf),
-    _aten.ge.Scalar: _never(math.inf),
-    _aten.lt.Scalar: _never(-math.inf),
-    _aten.le.Scalar: _never(-math.inf),
-}
-"""Operators whose result, all elements alike, follows from everything being finite."""
-_SAME = (
-    _aten._to_copy.default, _aten.all.default, _aten.any.default, _aten.all.dim, _aten.any.dim, _aten.view.default,
-    _aten.detach.default, _aten.max.default, _aten.min.default,
-)  # fmt: skip
-_OPPOSITE = (_aten.bitwise_not.default, _aten.logical_not.default)
-_BOTH = (_aten.mul.Tensor, _aten.logical_and.default, _aten.bitwise_and.Tensor)
-_EITHER = (_aten.maximum.default, _aten.logical_or.default, _aten.bitwise_or.Tensor)
-_CARRIES: dict[Any, tuple[int, Callable[[Sequence[float]], float]]] = {
-    **dict.fromkeys(_SAME, (1, min)),
-    **dict.fromkeys(_OPPOSITE, (1, lambda known: 1 - known[0])),
-    **dict.fromkeys(_BOTH, (2, min)),
-    **dict.fromkeys(_EITHER, (2, max)),
-}
-"""Operators that carry known truth values on -> how many they take, and what they make of them."""
-_DECIDES = {
-    **dict.fromkeys((_aten.logical_and.default, _aten.bitwise_and.Tensor), 0.0),
-    **dict.fromkeys((_aten.logical_or.default, _aten.bitwise_or.Tensor), 1.0),
-}
-"""Operators of two, and what one of them has to be so that the other does not matter."""
 _MOST_DECIDING = 4096
-"""Elements of an argument that is worked out to find that."""
-_EQUAL = {_aten.eq.Scalar: True, _aten.ne.Scalar: False}
-_NOTHING_THERE = (_aten.sum.default, _aten.sum.dim_IntList, _aten.count_nonzero.default)
-"""Operators that make zero of what is nowhere true."""
-KNOWING = frozenset({*_CARRIES, *_NOTHING_THERE, *FACTS, _aten._is_all_true.default})
-"""Operators whose results may carry on what is known of their arguments' values."""
+"""Elements of an argument that is worked out where it may decide alone."""
 
 
 class Ledger(Protocol):
@@ -144,20 +84,20 @@ class ReadValues:
         self, func: Any, args: Sequence[Any], sources: Sequence[torch.Tensor], copies: Sequence[torch.Tensor]
     ) -> None:
         """Records what is known of an operator's results from what is known of its arguments."""
-        if func in FACTS or func is _aten._is_all_true.default:
+        if func in FACTS or func is IS_ALL_TRUE:
             self._fact(func, args, copies[0])
         known = [value for value in map(self._ledger.value, sources) if value is not None]
         if len(known) < len(sources):
-            decides = _DECIDES.get(func)
+            decides = DECIDES.get(func)
             if decides is not None and any(self._is_all(one, decides) for one in sources):
                 self._ledger.set_value(copies[0], decides)
             return
-        if func in _EQUAL:
-            self._ledger.set_value(copies[0], float((known[0] == args[1]) is _EQUAL[func]))
-        count, made = _CARRIES.get(func, (0, min))
+        if func in EQUAL:
+            self._ledger.set_value(copies[0], float((known[0] == args[1]) is EQUAL[func]))
+        count, made = CARRIES.get(func, (0, min))
         if count == len(known):
             self._ledger.set_value(copies[0], made(known))
-        elif func in _NOTHING_THERE and known[0] == 0.0:
+        elif func in NOTHING_THERE and known[0] == 0.0:
             self._ledger.set_value(copies[0], 0.0)
 
     def _is_all(self, tensor: torch.Tensor, value: float) -> bool:
@@ -176,7 +116,7 @@ class ReadValues:
 
     def _fact(self, func: Any, args: Sequence[Any], result: Any) -> None:
         """Records what an operator makes of finite numbers."""
-        if func is _aten._is_all_true.default:
+        if func is IS_ALL_TRUE:
             if self._ledger.value(args[0]) is None and known_value(args[0]) is None:
                 self._ledger.set_value(result, 1.0)
                 self._answered.add(self._holding or CHECKS)
