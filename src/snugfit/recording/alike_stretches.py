@@ -2,8 +2,7 @@
 
 What a run does is a line of tokens: births, deaths, operators. A model with one block more does the same and, at some places
 (forward, backward, the update, each list of an optimizer), one stretch more, which repeats the stretch before it token for
-token. These places are found by going through both lines side by side. Around each, the region is taken in which every token
-equals the one a stretch before it; what lies outside of all regions is the same in both lines, one to one.
+token (`repeated_regions.py`). What lies outside of these regions is the same in both lines, one to one.
 
 Tokens refer to earlier ones (a death to its birth), and some belong to a block by its number. In a region, both are
 followed from stretch to stretch: the number grows or falls by one or stays, and so does the stretch that is referred to. The
@@ -19,12 +18,10 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
+from snugfit.recording.repeated_regions import NotAlike, Region, regions_of
+
 NO_BLOCK = -1
 """Label of a token that belongs to no block."""
-
-
-class NotAlike(Exception):
-    """Two lines that do not differ by one block alone, or in a way that no rule covers."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -37,14 +34,6 @@ class Line:
     """The block each token belongs to, or `NO_BLOCK`."""
     references: Sequence[tuple[int, ...]]
     """Positions of the earlier tokens that each refers to."""
-
-
-class Region(NamedTuple):
-    """A part of the longer line in which every token equals the one `period` before it."""
-
-    start: int
-    end: int
-    period: int
 
 
 class _Place(NamedTuple):
@@ -83,7 +72,7 @@ class Pattern:
     def __init__(self, shorter: Line, longer: Line) -> None:
         """Finds the regions and the rules in them; `NotAlike` where there are none."""
         self._short, self._long = shorter, longer
-        self.regions = _regions(shorter.signs, longer.signs)
+        self.regions = regions_of(shorter.signs, longer.signs)
         self._starts = [region.start for region in self.regions]
         shift, short_starts = 0, []
         for region in self.regions:
@@ -298,47 +287,4 @@ def _longest(places: list[_Place]) -> tuple[int, int, int]:
             best = (first, number, step)
     if best[0] == best[1]:
         raise NotAlike("stretches refer to nothing in common")
-    return best
-
-
-def _regions(short: Sequence[int], long: Sequence[int]) -> list[Region]:
-    found: list[Region] = []
-    one = other = 0
-    left = len(long) - len(short)
-    while True:
-        while one < len(short) and other < len(long) and short[one] == long[other]:
-            one, other = one + 1, other + 1
-        if one == len(short) and other == len(long):
-            return found
-        period = _period(short, long, one, other, left)
-        end = other + period
-        start = other
-        before = found[-1].end if found else 0
-        while start > before and long[start - 1] == long[start - 1 + period]:
-            start -= 1
-        if end - start < 2 * period:
-            raise NotAlike("a stretch comes for the first time")
-        found.append(Region(start, end, period))
-        other, left = end, left - period
-
-
-def _period(short: Sequence[int], long: Sequence[int], one: int, other: int, most: int) -> int:
-    """How long the stretch is that comes once more at a position; the one after which both lines agree longest."""
-    best, longest = 0, 0
-    for period in range(1, min(most, other) + 1):
-        end = other + period
-        if end < len(long) and one < len(short):
-            if long[end] != short[one]:
-                continue
-        elif end != len(long) or one != len(short):
-            continue
-        if long[other - 1] != long[end - 1] or long[other - period : other] != long[other:end]:
-            continue
-        agreed = 1
-        while one + agreed < len(short) and end + agreed < len(long) and short[one + agreed] == long[end + agreed]:
-            agreed += 1
-        if agreed > longest:
-            best, longest = period, agreed
-    if not best:
-        raise NotAlike("the lines differ by more than stretches that repeat")
     return best

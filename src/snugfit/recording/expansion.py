@@ -12,9 +12,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from snugfit.recording.alike_stretches import NO_BLOCK, Line, NotAlike, Pattern
+from snugfit.recording.alike_stretches import NO_BLOCK, Line, Pattern
 from snugfit.recording.multi_tensor import TensorLists
 from snugfit.recording.operator_run import OperatorRun
+from snugfit.recording.repeated_regions import NotAlike
 from snugfit.recording.trace import ALLOC, EMPTY_CACHE, FREE, RESIZE, WORKSPACE, Repeat, Storage, Trace, Workspace
 
 _RUN = EMPTY_CACHE + 1

@@ -22,9 +22,9 @@ from torch import nn
 from snugfit.errors import SnugfitWarning
 from snugfit.fake_device.personality import Personality
 from snugfit.recipe import Recipe
-from snugfit.recording.alike_stretches import NotAlike
 from snugfit.recording.expansion import Expansion
 from snugfit.recording.recording import Recording
+from snugfit.recording.repeated_regions import NotAlike
 from snugfit.simulator.alike_modules import rows_alike
 from snugfit.techniques.blocks import chosen_blocks, find_blocks
 from snugfit.values.chance import Chance

@@ -6,10 +6,10 @@ import dataclasses
 
 import pytest
 
-from snugfit.recording.alike_stretches import NotAlike
 from snugfit.recording.expansion import Expansion
 from snugfit.recording.multi_tensor import TensorLists
 from snugfit.recording.operator_run import OperatorRun
+from snugfit.recording.repeated_regions import NotAlike
 from snugfit.recording.trace import Trace
 from snugfit.recording.trace_builder import TraceBuilder
 
