@@ -15,19 +15,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from snugfit.recording.allocator import (
+from snugfit.recording.allocator import AllocatorConfig, CachingAllocator, Pool
+from snugfit.recording.allocator_sizes import (
     LARGE_SEGMENT_BYTES,
     MIN_BLOCK_BYTES,
     SMALL_BYTES,
     SMALL_SEGMENT_BYTES,
-    AllocatorConfig,
-    CachingAllocator,
-    Pool,
 )
-from snugfit.recording.segments import ExpandableSegments
-
-SHIFT = 52
-"""How the allocator's keys hold a size and an address."""
+from snugfit.recording.segments import SHIFT, ExpandableSegments
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,8 +6,6 @@ neighbours, segments, and what is given back to the card when it is full. Addres
 
 Source: `c10/cuda/CUDACachingAllocator.cpp` of torch; the functions named in comments are those of
 https://github.com/pytorch/pytorch/blob/eb42ad6eca0ce61e7c581212b4bf32f991425571/c10/cuda/CUDACachingAllocator.cpp.
-Checked against the headers that torch 2.15 ships: the five sizes below are unchanged there, and the large segment became an
-option.
 
 How it is made fast: a block is no object. Free memory lives in two dicts, by start and by end, which makes merging two
 look-ups; segments never touch, so neighbours by address are neighbours in one segment. A pool is a sorted list of ints
@@ -23,27 +21,19 @@ from __future__ import annotations
 import dataclasses
 from bisect import bisect_left, insort
 from collections.abc import Callable
-from typing import NamedTuple
 
 from snugfit.errors import InputError
-from snugfit.recording.segments import ExpandableSegments
+from snugfit.recording.allocator_sizes import (
+    LARGE_SEGMENT_BYTES,
+    MIN_BLOCK_BYTES,
+    SMALL_BYTES,
+    SMALL_SEGMENT_BYTES,
+    segment_bytes,
+)
+from snugfit.recording.held_blocks import Block, Segment
+from snugfit.recording.segments import MASK, SHIFT, ExpandableSegments
 from snugfit.units import MIB, format_bytes
 
-MIN_BLOCK_BYTES = 512
-"""Sizes are multiples of this (`kMinBlockSize`)."""
-SMALL_BYTES = 1 * MIB
-"""The largest request that the small pool serves (`kSmallSize`)."""
-SMALL_SEGMENT_BYTES = 2 * MIB
-"""Segments of the small pool, and the granule of its expandable segments (`kSmallBuffer`)."""
-LARGE_SEGMENT_BYTES = 20 * MIB
-"""Segments that requests between 1 and 10 MiB share, and the granule of expandable segments (`kLargeBuffer`)."""
-MIN_LARGE_BYTES = 10 * MIB
-"""From here on a request gets a segment of its own size (`kMinLargeAlloc`)."""
-ROUND_LARGE_BYTES = 2 * MIB
-"""Such a segment's size is a multiple of this (`kRoundLarge`)."""
-
-_SHIFT = 52
-_MASK = (1 << _SHIFT) - 1
 _NO_LIMIT = 1 << 62
 _MOST_BYTES = 1 << 43
 """The largest request: addresses have 52 bits, and expandable segments a reach of 44."""
@@ -60,32 +50,6 @@ class AllocatorConfig:
 
 class OutOfMemory(Exception):
     """The card has no room left even after all cached segments were given back; replays turn it into data."""
-
-
-class Block(NamedTuple):
-    """A block, as `CachingAllocator.blocks` lists it."""
-
-    address: int
-    """Its first byte."""
-    size_bytes: int
-    """Its size, rounded."""
-    requested_bytes: int
-    """What was asked for; 0 when it is free."""
-    live: bool
-    """Whether somebody holds it."""
-
-
-class Segment(NamedTuple):
-    """A segment, or one mapped stretch of an expandable segment, as `CachingAllocator.segments` shows it."""
-
-    address: int
-    """Its first byte."""
-    size_bytes: int
-    """Its size."""
-    stream: int
-    """The stream whose pool it belongs to."""
-    small: bool
-    """Whether it belongs to the small pool."""
 
 
 class Pool:
@@ -158,13 +122,13 @@ class CachingAllocator:
         if pool is None:
             pool = pools[stream] = Pool(stream, size <= SMALL_BYTES)
         keys = pool.keys
-        at = bisect_left(keys, size << _SHIFT)
+        at = bisect_left(keys, size << SHIFT)
         if pool.expandable is not None:
-            at = self._choose(pool.expandable, keys, at)
+            at = pool.expandable.choose(keys, at)
         if at < len(keys):
             key = keys.pop(at)
-            address = key & _MASK
-            found = key >> _SHIFT
+            address = key & MASK
+            found = key >> SHIFT
             del self._starts[address]
         else:
             address, found = self._grow(pool, size)
@@ -175,7 +139,7 @@ class CachingAllocator:
             start = address + size
             self._starts[start] = rest
             self._ends[start + rest] = start
-            insort(keys, rest << _SHIFT | start)
+            insort(keys, rest << SHIFT | start)
         else:
             size = found
             self._ends.pop(address + found, None)
@@ -196,21 +160,28 @@ class CachingAllocator:
         before = ends.pop(block, None)
         if before is not None:
             length = starts.pop(before)
-            del keys[bisect_left(keys, length << _SHIFT | before)]
+            del keys[bisect_left(keys, length << SHIFT | before)]
             start = before
         after = starts.pop(end, None)
         if after is not None:
-            del keys[bisect_left(keys, after << _SHIFT | end)]
+            del keys[bisect_left(keys, after << SHIFT | end)]
             end += after
         starts[start] = end - start
         ends[end] = start
-        insort(keys, (end - start) << _SHIFT | start)
+        insort(keys, (end - start) << SHIFT | start)
 
     def empty_cache(self) -> None:
-        """Gives every segment without a live block back to the card (`release_cached_blocks`)."""
-        for pools in (self._large, self._small):
-            for pool in pools.values():
-                self._release_pool(pool)
+        """Gives what is free back to the card: segments, or granules of expandable ones (`release_cached_blocks`)."""
+        for pool in (*self._large.values(), *self._small.values()):
+            for key in list(pool.keys):
+                address, size = key & MASK, key >> SHIFT
+                if pool.expandable is not None:
+                    self._unmap(pool, pool.expandable, address, size)
+                elif self._segments.get(address, (0, pool))[0] == size:  # `release_block`
+                    self._take_out(pool, address, size)
+                    del self._segments[address]
+                    self.reserved_bytes -= size
+                    self.observer("segment_free", address, size, pool.stream)
 
     def block_bytes(self, block: int) -> int:
         """Returns the size of a live block, which is what it counts in `allocated_bytes`."""
@@ -219,10 +190,9 @@ class CachingAllocator:
     def segments(self) -> list[Segment]:
         """Returns all segments by address; for expandable ones, each mapped stretch."""
         found = [Segment(address, size, pool.stream, pool.small) for address, (size, pool) in self._segments.items()]
-        for pools in (self._small, self._large):
-            for pool in pools.values():
-                if pool.expandable is not None:
-                    found += [Segment(a, size, pool.stream, pool.small) for a, size in pool.expandable.mapped()]
+        for pool in (*self._small.values(), *self._large.values()):
+            if pool.expandable is not None:
+                found += [Segment(a, size, pool.stream, pool.small) for a, size in pool.expandable.mapped()]
         return sorted(found)
 
     def blocks(self, segment: Segment) -> list[Block]:
@@ -238,27 +208,11 @@ class CachingAllocator:
             address += size
         return blocks
 
-    def _choose(self, segments: ExpandableSegments, keys: list[int], at: int) -> int:
-        """The block at the end of a segment counts as what it can grow to, so larger ones are taken before it."""
-        room = segments.room_after
-        while at + 1 < len(keys):
-            this, following = keys[at], keys[at + 1]
-            grown = (this >> _SHIFT) + room((this & _MASK) + (this >> _SHIFT))
-            if (following >> _SHIFT) + room((following & _MASK) + (following >> _SHIFT)) >= grown:
-                break
-            at += 1
-        return at
-
     def _grow(self, pool: Pool, size: int) -> tuple[int, int]:
         """Gets memory from the card, giving cached segments back where needed (the middle of `malloc`)."""
         if size > _MOST_BYTES:
             raise InputError(f"one tensor would take {format_bytes(size)}, which no card has. Give a smaller batch.")
-        if pool.small:
-            wanted = SMALL_SEGMENT_BYTES
-        elif size < MIN_LARGE_BYTES:
-            wanted = LARGE_SEGMENT_BYTES
-        else:
-            wanted = (size + ROUND_LARGE_BYTES - 1) & -ROUND_LARGE_BYTES
+        wanted = segment_bytes(size)
         found = self._ask(pool, size, wanted)
         if found is None:
             self.retries += 1
@@ -305,41 +259,20 @@ class CachingAllocator:
                 return None
             segments.map(start + have, mapped)
             self._reserve(mapped)
-            self._insert_merged(pool, start + have, mapped)
+            # Made live and freed at once: `free` merges it with its free neighbours.
+            self._live[start + have] = (mapped, 0, pool)
+            self.allocated_bytes += mapped
+            self.free(start + have)
             self.observer("segment_map", start + have, mapped, pool.stream)
         found = self._starts.pop(start)
-        del pool.keys[bisect_left(pool.keys, found << _SHIFT | start)]
+        del pool.keys[bisect_left(pool.keys, found << SHIFT | start)]
         return start, found
-
-    def _insert_merged(self, pool: Pool, start: int, size: int) -> None:
-        """Adds a stretch to the free blocks and merges it with its free neighbours."""
-        # Made live and freed at once: `free` does the merging.
-        self._live[start] = (size, 0, pool)
-        self.allocated_bytes += size
-        self.free(start)
-
-    def _release_segment(self, pool: Pool, key: int) -> None:
-        """Gives a segment that is one free block back to the card (`release_block`)."""
-        address, size = key & _MASK, key >> _SHIFT
-        self._take_out(pool, address, size)
-        del self._segments[address]
-        self.reserved_bytes -= size
-        self.observer("segment_free", address, size, pool.stream)
 
     def _take_out(self, pool: Pool, address: int, size: int) -> None:
         """Removes a block from the free ones."""
-        del pool.keys[bisect_left(pool.keys, size << _SHIFT | address)]
+        del pool.keys[bisect_left(pool.keys, size << SHIFT | address)]
         del self._starts[address]
         del self._ends[address + size]
-
-    def _release_pool(self, pool: Pool) -> None:
-        """Gives back what is free in a pool (`release_blocks`): segments, or granules of expandable ones."""
-        for key in list(pool.keys):
-            address, size = key & _MASK, key >> _SHIFT
-            if pool.expandable is not None:
-                self._unmap(pool, pool.expandable, address, size)
-            elif self._segments.get(address, (0, pool))[0] == size:
-                self._release_segment(pool, key)
 
     def _unmap(self, pool: Pool, segments: ExpandableSegments, address: int, size: int) -> None:
         """Unmaps the granules that lie wholly inside a free block (`unmap_block`)."""
@@ -351,7 +284,7 @@ class CachingAllocator:
             if left < right:
                 self._starts[left] = right - left
                 self._ends[right] = left
-                insort(pool.keys, (right - left) << _SHIFT | left)
+                insort(pool.keys, (right - left) << SHIFT | left)
         segments.unmap(start, end - start)
         self.reserved_bytes -= end - start
         self.observer("segment_unmap", start, end - start, pool.stream)

@@ -10,7 +10,8 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING
 
-from snugfit.recording.allocator import ROUND_LARGE_BYTES, AllocatorConfig, CachingAllocator, OutOfMemory
+from snugfit.recording.allocator import AllocatorConfig, CachingAllocator, OutOfMemory
+from snugfit.recording.allocator_sizes import ROUND_LARGE_BYTES
 from snugfit.recording.replay import Replay, replay
 from snugfit.recording.tensor_bytes import TensorBytes, allocator_for
 from snugfit.recording.trace import ALLOC, EMPTY_CACHE, FREE, RESIZE, WORKSPACE, Trace

@@ -13,7 +13,11 @@ https://github.com/pytorch/pytorch/blob/eb42ad6eca0ce61e7c581212b4bf32f991425571
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+
+SHIFT = 52
+"""Bits of an address in a key of a free block, whose size stands above it."""
+MASK = (1 << SHIFT) - 1
 
 
 class ExpandableSegments:
@@ -34,9 +38,20 @@ class ExpandableSegments:
         self._unmapped[start] = size
         insort(self._order, start)
 
-    def room_after(self, address: int) -> int:
-        """Returns the bytes that could be mapped behind a block; 0 where something else begins there."""
-        return self._unmapped.get(address, 0)
+    def choose(self, keys: Sequence[int], at: int) -> int:
+        """Returns which free block a request gets: a block counts as what it can grow to, so larger ones go before it.
+
+        `keys`: free blocks, `size << SHIFT | address`, the smallest first.
+        `at`: the first of them that is large enough.
+        """
+        room = self._unmapped.get
+        while at + 1 < len(keys):
+            this, following = keys[at], keys[at + 1]
+            grown = (this >> SHIFT) + room((this & MASK) + (this >> SHIFT), 0)
+            if (following >> SHIFT) + room((following & MASK) + (following >> SHIFT), 0) >= grown:
+                break
+            at += 1
+        return at
 
     def find(self, size: int, starts: Mapping[int, int], ends: Mapping[int, int]) -> int | None:
         """Returns the lowest address at which free and unmapped stretches together have room.

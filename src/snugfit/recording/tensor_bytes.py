@@ -9,7 +9,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
-from snugfit.recording.allocator import AllocatorConfig, Block, CachingAllocator, OutOfMemory, Segment
+from snugfit.recording.allocator import AllocatorConfig, CachingAllocator, OutOfMemory
+from snugfit.recording.held_blocks import Block, Segment
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

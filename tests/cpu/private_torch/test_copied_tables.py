@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from snugfit.fake_device import autocast
-from snugfit.recording import allocator
+from snugfit.recording import allocator_sizes
 
 HEADERS = Path(torch.__path__[0]) / "include"
 
@@ -43,8 +43,8 @@ def test_autocast_casts_what_the_header_lists(name, policy):
 def test_the_allocator_has_the_sizes_of_the_header():
     text = (HEADERS / "c10" / "core" / "AllocatorConfig.h").read_text(encoding="utf-8")
     sizes = {name: int(value) for name, value in re.findall(r"constexpr size_t (k\w+) = (\d+);", text)}
-    assert sizes["kMinBlockSize"] == allocator.MIN_BLOCK_BYTES
-    assert sizes["kSmallSize"] == allocator.SMALL_BYTES
-    assert sizes["kSmallBuffer"] == allocator.SMALL_SEGMENT_BYTES
-    assert sizes["kMinLargeAlloc"] == allocator.MIN_LARGE_BYTES
-    assert sizes["kRoundLarge"] == allocator.ROUND_LARGE_BYTES
+    assert sizes["kMinBlockSize"] == allocator_sizes.MIN_BLOCK_BYTES
+    assert sizes["kSmallSize"] == allocator_sizes.SMALL_BYTES
+    assert sizes["kSmallBuffer"] == allocator_sizes.SMALL_SEGMENT_BYTES
+    assert sizes["kMinLargeAlloc"] == allocator_sizes.MIN_LARGE_BYTES
+    assert sizes["kRoundLarge"] == allocator_sizes.ROUND_LARGE_BYTES
