@@ -61,7 +61,7 @@ def plan_for_fewest(planner_for: PlannerFor, batch_size: int | None, nodes: int,
             with planner_for(gpus, machines) as planner:
                 if plan is not None:
                     found = _soon(planner, budget_bytes, plan.recipe)
-                elif last or planner.fits(budget_bytes):
+                elif last or _may_fit(planner, budget_bytes):
                     found = plan = planner.at(budget_bytes)
         except DoesNotFitError as error:
             if plan is None and last:
@@ -83,6 +83,12 @@ def plan_for_fewest(planner_for: PlannerFor, batch_size: int | None, nodes: int,
             )
     assert plan is not None  # the last number raises where nothing fits
     return dataclasses.replace(plan, gpus_tried=tuple(tried))
+
+
+def _may_fit(planner: Planner, budget_bytes: int) -> bool:
+    """Whether a plan is likely to be found; simulates less than planning would."""
+    capacity = planner.capacity_bytes(budget_bytes)
+    return any(Smallest(space).may_fit(capacity, longer=True) for space in reversed(planner.space().strategies()))
 
 
 def _seconds(found: Plan | Probe) -> float:

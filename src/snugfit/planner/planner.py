@@ -25,7 +25,7 @@ from snugfit.planner.rivals import rivals_of
 from snugfit.planner.search import MOST_OPERATORS, Search
 from snugfit.planner.separable import Check
 from snugfit.planner.sharing import in_order, may_win, narrowest
-from snugfit.planner.smallest import Smallest
+from snugfit.planner.smallest import Smallest, smallest_of
 from snugfit.planner.space import EVERYWHERE, Space
 from snugfit.recipe import Recipe
 from snugfit.report.waiting import waits_are_told
@@ -138,7 +138,7 @@ class Planner:
         self.look_at_microbatches()
         best = self._found(capacity)
         if best is None:
-            smallest = self._smallest()
+            smallest = smallest_of(self.space().strategies())
             few = self._few() if smallest.is_hopeless(capacity) else None
             least = smallest.find_as_it_runs(self.constraints.widest, few)
             if least is not None and least.need_bytes <= capacity:
@@ -242,18 +242,6 @@ class Planner:
                     return found
         self.constraints = plain
         return None
-
-    def fits(self, budget_bytes: int) -> bool:
-        """Returns whether a plan for a budget is likely to be found; simulates less than planning would."""
-        capacity = self.capacity_bytes(budget_bytes)
-        return any(Smallest(space).may_fit(capacity, longer=True) for space in reversed(self.space().strategies()))
-
-    def _smallest(self) -> Smallest:
-        """The search for the least memory, in the way to share that needs the least by now."""
-        spaces = self.space().strategies()
-        seen = sorted(spaces[0].usable(), key=lambda probe: probe.need_bytes)
-        leanest = next((space for probe in seen for space in spaces if space.has(probe.recipe)), spaces[-1])
-        return Smallest(leanest)
 
     def _plan(self, best: Probe, fallbacks: tuple[Recipe, ...], budget_bytes: int, capacity: int) -> Plan:
         search = self.search

@@ -8,7 +8,7 @@ kept. Speed does not count here. Every number is from a simulation.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from snugfit.planner.closeness import with_room
 from snugfit.planner.probe import AT_ONCE, Probe
@@ -183,6 +183,13 @@ class Smallest:
         ordered = [change for _, change in sorted(helped, key=lambda item: item[0])]
         space.simulate((start, space.joined(ordered, start)))
         return _leanest(space)
+
+
+def smallest_of(spaces: Sequence[Space]) -> Smallest:
+    """Returns the search in the way to share that needs the least by now."""
+    seen = sorted(spaces[0].usable(), key=lambda probe: probe.need_bytes)
+    leanest = next((space for probe in seen for space in spaces if space.has(probe.recipe)), spaces[-1])
+    return Smallest(leanest)
 
 
 def _leanest(space: Space) -> Probe | None:
