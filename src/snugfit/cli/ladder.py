@@ -17,16 +17,14 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
-import json
-import os
 import shutil
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 from snugfit.cli import groups, options, output
-from snugfit.cli.ladder_parts import DATA, PREDICTED, rung_words, use_preset, write_config
+from snugfit.cli.ladder_files import draw, output_directory, remove_earlier, write_config, write_document
+from snugfit.cli.ladder_parts import DATA, PREDICTED, rung_words, use_preset
 from snugfit.cli.ladder_shown import RUNG_NUMBERS, LadderProgress, print_header, rung_cells
 from snugfit.device_kinds import BF16_SINCE, CUDA, REHEARSE
 from snugfit.errors import InputError, RecipeError, SnugfitError
@@ -35,9 +33,6 @@ from snugfit.ladder import DEFAULT_ADAM_LR, DEFAULT_SGD_LR, Ladder, Rung, build_
 from snugfit.ladder_presets import PRESETS, Preset, preset_named
 from snugfit.measure.device_probe import CPU, DeviceProbe, probe_device
 from snugfit.report.console import row_of
-from snugfit.report.figure import NoMatplotlibError
-from snugfit.report.ladder_figure import draw_ladder
-from snugfit.runs.request import free_directory
 from snugfit.runs.run_device import run_device
 from snugfit.simulator.estimate import cards_of
 from snugfit.workload import DEFAULT_BATCH_SIZE, Workload
@@ -45,11 +40,6 @@ from snugfit.workload import DEFAULT_BATCH_SIZE, Workload
 TrainCommand = Callable[[Sequence[str]], Mapping[str, Any]]
 """Takes the arguments of `snugfit train` (or `estimate`) and returns its JSON document; raises `SnugfitError` when
 the run failed."""
-
-
-_FILES = ("ladder.json", "ladder.png", "ladder.svg")
-"""What a ladder leaves in its directory, beside the runs of its rungs."""
-_OTHER = " Give another --out."
 _TAKEN_OVER = ("predicted", "measured", "seconds", "samples_per_second", "metrics")
 """What a rung's entry has of the run's document."""
 
@@ -108,7 +98,7 @@ def run(args: argparse.Namespace, train: TrainCommand | None = None) -> int:
         use_preset(args, preset)
     device = _of_card(args.card or "cpu") if args.estimate else _probed(args.device or "auto")
     ladder = _ladder_of(args, preset, device=device.kind, bf16=device.bf16)
-    out, made = _output_directory(args, preset)
+    out, made = output_directory(args, preset)
     if preset is not None:
         args.model = write_config(preset, out)
     progress = LadderProgress(len(ladder.rungs))
@@ -139,16 +129,16 @@ def run(args: argparse.Namespace, train: TrainCommand | None = None) -> int:
         finally:
             progress.end()
         if len(rungs) == 1:
-            _remove_earlier(out, keep=rung.name)
+            remove_earlier(out, keep=rung.name)
             if not args.json:
                 print(title)
                 widths = print_header([one.name for one in ladder.rungs], predicted=args.estimate)
-        _write_document(out, document)
+        write_document(out, document)
         if not args.json:
             output.print_text(row_of(rung_cells(rungs[-1], rungs[0]), widths, RUNG_NUMBERS))
             if rungs[-1]["error"] is not None:
                 print(f"    failed: {rungs[-1]['error']}")
-    files = [out / "ladder.json", *_draw(out, rungs, title)]
+    files = [out / "ladder.json", *draw(out, rungs, title)]
     if args.json:
         output.print_json(document)
     else:
@@ -222,34 +212,6 @@ def _ladder_of(args: argparse.Namespace, preset: Preset | None, *, device: str, 
     return ladder.choose(name.strip() for name in args.rungs.split(",") if name.strip())
 
 
-def _output_directory(args: argparse.Namespace, preset: Preset | None) -> tuple[Path, Path | None]:
-    """Returns the directory of this ladder, and the topmost one made for it; an earlier ladder may still be there."""
-    if args.out is not None:
-        out: Path = args.out
-        there = [name for name in (*_FILES, "rungs") if (out / name).exists()]
-        if there and not args.overwrite:
-            raise InputError(f"{out} holds {there[0]} already. Give --overwrite to replace it, or another --out.")
-    else:
-        model = Path(args.model.rsplit(":", 1)[-1]).name if preset is None else preset.name
-        out = free_directory("ladder", model, f"estimate-{args.card or 'cpu'}" if args.estimate else args.data)
-    missing = [folder for folder in (out, *out.parents) if not folder.exists()]
-    with output.writing(out, _OTHER):
-        out.mkdir(parents=True, exist_ok=True)
-        if not os.access(out, os.W_OK):
-            raise PermissionError(13, "Permission denied")
-    return out, missing[-1] if missing else None
-
-
-def _remove_earlier(out: Path, *, keep: str) -> None:
-    """Removes what another ladder left; the first rung of this one is there already."""
-    with output.writing(out, _OTHER):
-        for name in _FILES:
-            (out / name).unlink(missing_ok=True)
-        for rung in (out / "rungs").glob("*"):
-            if rung.name != keep:
-                shutil.rmtree(rung, ignore_errors=True)
-
-
 def _entry(rung: Rung, out: Path, ladder: Ladder) -> dict[str, Any]:
     """The entry of a rung that was not trained."""
     return {
@@ -284,22 +246,3 @@ def _train_in_fresh_process(argv: Sequence[str], progress: LadderProgress) -> Ma
     from snugfit.measure.fresh import run_json
 
     return run_json(argv, on_line=progress.show)
-
-
-def _write_document(out: Path, document: Mapping[str, Any]) -> None:
-    """Writes what is known so far, so that a stopped ladder keeps its finished rungs."""
-    path = out / "ladder.json"
-    with output.writing(path):
-        path.write_text(json.dumps(document, indent=2, allow_nan=False) + "\n", encoding="utf-8")
-
-
-def _draw(out: Path, rungs: Sequence[Mapping[str, Any]], title: str) -> list[Path]:
-    """Draws the figure if matplotlib is installed, and returns the files written."""
-    figures = [out / "ladder.png", out / "ladder.svg"]
-    try:
-        with output.writing(out):
-            draw_ladder(rungs, title=title, paths=figures)
-    except NoMatplotlibError as error:
-        print(f"snugfit: {error}", file=sys.stderr)
-        return []
-    return figures

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 
-from snugfit.cli.output import writing
 from snugfit.errors import InputError
 from snugfit.ladder import Rung
 from snugfit.ladder_presets import Preset
@@ -68,15 +66,3 @@ def use_preset(args: argparse.Namespace, preset: Preset) -> None:
 
 def _text(number: int | None) -> str | None:
     return None if number is None else str(number)
-
-
-def write_config(preset: Preset, out: Path) -> str:
-    """Writes a preset's model config where a run can find it; returns the model's name for `snugfit train`."""
-    if preset.config is None:
-        assert preset.model is not None
-        return preset.model
-    path = out / "model" / "config.json"
-    with writing(path, " Give another --out."):
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(json.dumps(preset.config, indent=1) + "\n", encoding="utf-8")
-    return f"hf:{path}"
