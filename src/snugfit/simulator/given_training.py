@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from snugfit.attributes import attributes_set
 from snugfit.errors import SnugfitError, TrainingError, in_words, message_of
 from snugfit.fake_device.personality import Personality
 from snugfit.fake_device.ranks import one_of
@@ -63,9 +64,8 @@ def simulate_training(
     **settings: Any,
 ) -> Recording:
     """Records training by a recipe in a worker; arguments as `GivenTraining`."""
-    given = dict(arguments)
     recording: Recording = (pool or shared_pool()).call(
-        record_given, model, batch, given, recipe, personality, **settings
+        record_given, model, batch, dict(arguments), recipe, personality, **settings
     )
     return recording
 
@@ -94,9 +94,7 @@ def record_given(
     try:
         return GivenTraining(model, batch, arguments, recipe, personality, **how).whole()
     except Exception as error:  # compilers raise what they like; what is wrong with the request fails eagerly, too
-        cause = error.__cause__ or error
-        reason = in_words(cause)
-        del cause
+        reason = in_words(error.__cause__ or error)
     gc.collect()
     recording = GivenTraining(*request, eager_of(recipe), personality, **how).whole()
     told = (
@@ -178,8 +176,7 @@ class GivenTraining(Session):
     def load(self) -> None:
         """Imports the libraries of the recipe, and cuts the batches that are evaluated."""
         load_libraries(self.recipe)
-        own = own_optimizer(self.recipe.optimizer)
-        if own is not None:
+        if (own := own_optimizer(self.recipe.optimizer)) is not None:
             own.load()  # outside of the recording: it makes tables of real values
         if self.evaluated:
             self.evaluation = EvaluationBatches(self.task, self.given, self.recipe, self.shares)
@@ -211,12 +208,9 @@ class GivenTraining(Session):
         return between.alike(seen.trace)
 
     def _with(self, blocks: EqualBlocks, kept: int, chance: Chance) -> Recording:
-        recipe = self.recipe
-        self.shortened, self.recipe = functools.partial(blocks.only, kept), blocks.recipe(recipe, kept)
-        try:
+        shortened, recipe = functools.partial(blocks.only, kept), blocks.recipe(self.recipe, kept)
+        with attributes_set([self], shortened=shortened, recipe=recipe):
             return self.once(chance)
-        finally:
-            self.shortened, self.recipe = contextlib.nullcontext, recipe
 
     def once(self, chance: Chance) -> Recording:
         """Records it with fewer microbatches, where three of them tell what all do."""
