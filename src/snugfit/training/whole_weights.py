@@ -27,14 +27,14 @@ from snugfit.workloads.stored_weights import StoredWeights
 from snugfit.workloads.weights_file import layout_of, save_tensors
 
 if TYPE_CHECKING:
-    from snugfit.training.trainer import Trainer
+    from snugfit.training.trainer_state import TrainerState
 
 SUFFIX = ".safetensors"
 Arriving = Iterator[dict[str, Any]]
 """Whole tensors by name, one after the other, or all of a layer together."""
 
 
-def full_state_dict(trainer: Trainer) -> dict[str, Any]:
+def full_state_dict(trainer: TrainerState) -> dict[str, Any]:
     """Returns a trainer's whole model on the host, between two steps; every process must call this.
 
     State-dict name -> tensor in memory of its own, tied ones in the same; of several processes, empty in all but the
@@ -53,7 +53,7 @@ def full_state_dict(trainer: Trainer) -> dict[str, Any]:
     return {name: found[name] for name in state if name in found}
 
 
-def save(trainer: Trainer, path: str | Path) -> None:
+def save(trainer: TrainerState, path: str | Path) -> None:
     """Writes what a trainer has learned, see `Trainer.save`; every process must call this."""
     path, model = Path(path), trainer.model
 
@@ -81,7 +81,7 @@ def save(trainer: Trainer, path: str | Path) -> None:
     write_together(trainer, write)
 
 
-def save_state(trainer: Trainer, path: Path) -> None:
+def save_state(trainer: TrainerState, path: Path) -> None:
     """Writes all that a model holds to a safetensors file, adapters and packed weights as they are; all must call this."""
     trainer.finish()
     state = trainer.model.state_dict(keep_vars=True)
@@ -93,7 +93,7 @@ def save_state(trainer: Trainer, path: Path) -> None:
 
 
 @torch.no_grad()
-def load_state(trainer: Trainer, path: Path) -> None:
+def load_state(trainer: TrainerState, path: Path) -> None:
     """Loads a file of `save_state` into a trainer of the same model: each process reads its own share."""
     stored = StoredWeights(path)
     trainer.finish()
@@ -148,7 +148,7 @@ class Weights:
             yield from unit.items()
 
 
-def write_together(trainer: Trainer, write: Callable[[Weights], None]) -> None:
+def write_together(trainer: TrainerState, write: Callable[[Weights], None]) -> None:
     """Collects a model's weights in all processes, writes them in the first; what `write` raises is raised in all."""
     model = trainer.model
     layers = adapted_everywhere(model)
@@ -181,7 +181,7 @@ def _tied(state: Mapping[str, Any], names: Iterable[str]) -> list[list[str]]:
 
 
 @torch.no_grad()
-def _collect(trainer: Trainer, units: Iterable[Sequence[str]], take: Callable[[Arriving], None]) -> None:
+def _collect(trainer: TrainerState, units: Iterable[Sequence[str]], take: Callable[[Arriving], None]) -> None:
     """Collects tensors in all processes and gives them to the first; after an error the others still go on to the end."""
     state, ranks = trainer.model.state_dict(keep_vars=True), trainer.ranks
     if ranks is None:
