@@ -47,18 +47,7 @@ class Trainer(TrainerState):
         fallbacks: tuple[Recipe, ...],
         check: MicrobatchCheck,
     ) -> None:
-        """Takes the parts; use `prepare`.
-
-        Args:
-            model: The model, changed in place by the techniques.
-            recipe: How the step is held in memory.
-            workload: What is learned.
-            passes: How a batch goes through the model.
-            rebuild: Has built the update, and puts another recipe in place.
-            scheduler: A learning-rate scheduler to step after each update, or None.
-            fallbacks: Recipes to go on with where memory runs out.
-            check: Looks whether microbatches add up to the batch, before the first update by them.
-        """
+        """Takes the parts; use `prepare`."""
         self.model = model
         self.recipe = recipe
         self.workload = workload
@@ -226,11 +215,7 @@ class Trainer(TrainerState):
         return self._recovery.take_next_fallback(self)
 
     def put_in_place(self, recipe: Recipe) -> None:
-        """Puts another recipe in place between two steps, unchecked; `change_recipe` is what callers want.
-
-        Args:
-            recipe: One that may follow the present one.
-        """
+        """Puts another recipe in place between two steps, unchecked; `change_recipe` is what callers want."""
         if recipe == self.recipe:
             return
         before = self.fidelity if self._stepped else self._before
