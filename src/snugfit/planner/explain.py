@@ -1,7 +1,7 @@
 """Why a plan is as it is: a sentence for every field of the recipe, with numbers of the plan with that one field changed.
 
-That recipe was simulated or is composed (`one_change.py`), and the sentence says which; where a field that is on takes another
-one along as it is turned back (`closeness.py`), the sentence names that one.
+That recipe was simulated or is composed (`one_change.py`), and the sentence says which; where a field that is on takes
+another one along as it is turned back (`closeness.py`), the sentence names that one.
 """
 
 from __future__ import annotations
