@@ -44,17 +44,17 @@ def fallbacks_of(search: Search, best: Probe) -> tuple[Recipe, ...]:
     Recipes, each needing less memory than the one before; none where nothing needs less than the plan.
     """
     space = search.space
-    for more in (_composed, _lent, _turned_up):
+    for more in (composed_fallbacks, _lent, _turned_up):
         wanted = list(more(search, best)) if len(_chain(space, best)) < ENOUGH else []
         for first in range(0, len(wanted), AT_ONCE):
-            space.simulations.simulate(wanted[first : first + AT_ONCE])
+            space.simulations.simulate(wanted[first : first + AT_ONCE], ahead=wanted[first + AT_ONCE :])
             if len(_chain(space, best)) >= ENOUGH:
                 break
     return _chain(space, best) or _chain(space, best, less=ANY_LESS)
 
 
-def _composed(search: Search, best: Probe) -> Iterator[Recipe]:
-    """Recipes that promise to fit into less and that a run by the plan may change over to."""
+def composed_fallbacks(search: Search, best: Probe) -> Iterator[Recipe]:
+    """Yields recipes that promise to fit into less and that a run by the plan may change over to."""
 
     def follows(recipe: Recipe) -> bool:
         return may_follow(best.recipe, recipe, search.space.workload)

@@ -57,6 +57,8 @@ def changed(search: Search, best: Probe, recipe: Recipe) -> Changed | None:
     if best.recipe.compile != "none":
         return None
     names = differing(best.recipe, recipe)
+    if not search.space.sharing_fields.isdisjoint(names):  # what that changes depends on where weights and state are
+        return None
     if SIZE in names or not set(names).isdisjoint(_BLOCKS):
         mine, theirs = search.composed(best.recipe), search.composed(recipe)
         if mine is None or theirs is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from snugfit.errors import DoesNotFitError, InputError, RecipeError, warn
@@ -12,7 +13,7 @@ from snugfit.planner.compiled import best_as_it_runs
 from snugfit.planner.constraints import Constraints
 from snugfit.planner.elsewhere import ways_elsewhere
 from snugfit.planner.explain import neighbours, reasons
-from snugfit.planner.fallbacks import fallbacks_of
+from snugfit.planner.fallbacks import composed_fallbacks, fallbacks_of
 from snugfit.planner.for_budgets import budgets_of
 from snugfit.planner.frontier import frontier_of
 from snugfit.planner.margin import margin_for
@@ -97,20 +98,18 @@ class Planner:
 
     def space(self) -> Space:
         """Returns the space of recipes; `RecipeError` where pins contradict the workload."""
-        base = self.constraints.base()
         known = self._too_heavy or self._plain().recorded
-        workload = known.workload
-        assert workload is not None
-        Run(base, workload)
-        workload = workload.replace(**self._microbatches.traits())
-        return Space(
-            simulations=self.simulations,
-            constraints=self.constraints,
-            workload=workload,
-            base=base,
-            weight_bytes=sum(known.weight_bytes.values()),
-            switchable=tuple(known.switchable),
+        assert known.workload is not None
+        Run(self.constraints.base(), known.workload)
+        found = self._space(known.workload.replace(**self._microbatches.traits()))
+        return dataclasses.replace(
+            found, weight_bytes=sum(known.weight_bytes.values()), switchable=tuple(known.switchable)
         )
+
+    def _space(self, workload: Workload) -> Space:
+        """The space of a workload as far as it is known without a simulation."""
+        base = self.constraints.base()
+        return Space(simulations=self.simulations, constraints=self.constraints, workload=workload, base=base)
 
     def _plain(self) -> Probe:
         """Plain training with the pins, which must be possible."""
@@ -153,12 +152,14 @@ class Planner:
         while True:
             found = search.best(capacity)
             assert found is not None
-            self.simulations.simulate(search.space.refined(found.recipe))
+            back = turned_back_that_may_fit(search, found, capacity)
+            self.simulations.simulate(search.space.refined(found.recipe), ahead=back)
             best = best_as_it_runs(search, capacity)
             if best is None:
                 raise self._does_not_fit(budget_bytes, Smallest(search.space))
             if best.recipe.compile == "none":
-                self.simulations.simulate(turned_back_that_may_fit(search, best, capacity))
+                back = turned_back_that_may_fit(search, best, capacity)
+                self.simulations.simulate(back, ahead=composed_fallbacks(search, best))
             fallbacks = fallbacks_of(search, best)
             # Nothing that was simulated for a fallback is the better plan; an eager step is none for a compiled one.
             if best.recipe.compile != "none" or search.best(capacity) is best:
@@ -195,11 +196,11 @@ class Planner:
 
     def _simulate_first(self) -> None:
         """Simulates together what is needed in any case, so that both workers are busy."""
-        everywhere = EVERYWHERE["recompute"]
-        # Of several GPUs none may be able to hold everything, as the base has it.
-        if all(map(self.constraints.is_free, everywhere)) and self.subject.workload.ranks == 1:
-            base = self.constraints.base()
-            with contextlib.suppress(RecipeError):
+        base, everywhere = self.constraints.base(), EVERYWHERE["recompute"]
+        with contextlib.suppress(RecipeError):
+            if self.subject.workload.ranks > 1:  # none of them may be able to hold everything, as the base has it
+                self.simulations.simulate([base], ahead=(space.base for space in self._space(self.subject.workload).strategies()))
+            elif all(map(self.constraints.is_free, everywhere)):
                 self.simulations.simulate([base, base.replace(**everywhere)])
 
     def _found(self, capacity: int) -> Probe | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from snugfit.device_kinds import CPU
@@ -204,21 +204,39 @@ class Simulations:
         if self._owns_pool:
             self._pool.start(workers)
         self._threads = ThreadPoolExecutor(workers)
+        self._looks_ahead = self._owns_pool and workers > 1
+        self._ahead: dict[Recipe, Future[Probe | Refusal]] = {}
+        """What was begun before it was asked for; it counts from then on."""
 
     def close(self) -> None:
         """Ends the workers it started."""
-        self._threads.shutdown(cancel_futures=True)
+        self._threads.shutdown(wait=not self._owns_pool, cancel_futures=True)
         if self._owns_pool:
-            self._pool.close()
+            self._pool.cancel()
 
-    def simulate(self, recipes: Iterable[Recipe]) -> None:
-        """Simulates the recipes that were not simulated before; an impossible one becomes a `Refusal`."""
-        wanted = [r for r in dict.fromkeys(recipes) if r not in self.probes and r not in self.refusals]
-        for recipe, found in zip(wanted, self._threads.map(self._try, wanted), strict=True):
+    def simulate(self, recipes: Iterable[Recipe], ahead: Iterable[Recipe] = ()) -> None:
+        """Simulates the recipes that were not simulated before; an impossible one becomes a `Refusal`.
+
+        `ahead`: what will likely be asked for next, for workers that have nothing else to do. What a plan is does not depend
+        on it.
+        """
+        wanted = self._unknown(recipes)
+        if not wanted:
+            return
+        self._ahead = {recipe: begun for recipe, begun in self._ahead.items() if not begun.cancel()}
+        asked = {recipe: self._ahead.pop(recipe, None) or self._threads.submit(self._try, recipe) for recipe in wanted}
+        for recipe in self._unknown(ahead) if self._looks_ahead else ():
+            if recipe not in asked and recipe not in self._ahead:
+                self._ahead[recipe] = self._threads.submit(self._try, recipe)
+        for recipe, begun in asked.items():
+            found = begun.result()
             if isinstance(found, Probe):
                 self.probes[recipe] = found
             else:
                 self.refusals[recipe] = found
+
+    def _unknown(self, recipes: Iterable[Recipe]) -> list[Recipe]:
+        return [one for one in dict.fromkeys(recipes) if one not in self.probes and one not in self.refusals]
 
     def need(self, recipe: Recipe) -> Probe:
         """Returns the probe of a recipe that must be possible (plain training with the pins), or raises."""

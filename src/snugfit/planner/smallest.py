@@ -70,7 +70,9 @@ class Smallest:
 
     def _start(self, space: Space, starts: list[list[Changes]]) -> None:
         wanted = [_joined(space, changes) for changes in starts]
-        self._simulations.simulate(wanted)
+        # Where they fit, a search begins with what changes the passes.
+        passes = (recipe for change in space.worth_trying("passes") for recipe in space.allowed(change))
+        self._simulations.simulate(wanted, ahead=passes)
         for changes, recipe in zip(starts, wanted, strict=True):
             refusal = self._simulations.refusals.get(recipe)
             possible = [change for change in changes if refusal is None or not set(change) & set(refusal.fields)]
@@ -117,8 +119,9 @@ class Smallest:
 
     def ever_leaner(self, enough_bytes: int = 0) -> Iterator[Probe | None]:
         """Yields the plain recipe, every block checkpointed, all that saves memory, and activations on the host."""
-        yield self.space.tried({})
-        yield self.space.tried(EVERYWHERE["recompute"])
+        passes = [(change,) for change in self.space.worth_trying("passes")]
+        yield self.space.tried({}, ahead=[(EVERYWHERE["recompute"],), *passes])
+        yield self.space.tried(EVERYWHERE["recompute"], ahead=passes)
         yield self.start(self.space.constraints.widest, enough_bytes)
         yield self.space.tried(EVERYWHERE["offload"])  # helps alone where what is no block needs the most
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from snugfit.errors import RecipeError
@@ -129,17 +129,21 @@ class Space:
         made = self.recipe(*changes)
         return [] if isinstance(made, str) else [made]
 
-    def simulate(self, *alternatives: Sequence[Changes]) -> None:
-        """Simulates the recipe with each of several sets of changes, where allowed."""
-        self.simulations.simulate(recipe for changes in alternatives for recipe in self.allowed(*changes))
+    def simulate(self, *alternatives: Sequence[Changes], ahead: Iterable[Sequence[Changes]] = ()) -> None:
+        """Simulates the recipe with each of several sets of changes, where allowed; `ahead` is as for `Simulations`."""
+
+        def allowed(each: Iterable[Sequence[Changes]]) -> Iterator[Recipe]:
+            return (recipe for changes in each for recipe in self.allowed(*changes))
+
+        self.simulations.simulate(allowed(alternatives), allowed(ahead))
 
     def seen(self, *changes: Changes) -> Probe | None:
         """Returns the probe of the recipe with some changes; None where it was not simulated."""
         return next((self.simulations.probes.get(recipe) for recipe in self.allowed(*changes)), None)
 
-    def tried(self, *changes: Changes) -> Probe | None:
+    def tried(self, *changes: Changes, ahead: Iterable[Sequence[Changes]] = ()) -> Probe | None:
         """Simulates the recipe with some changes; None where that is not allowed or not possible."""
-        self.simulate(changes)
+        self.simulate(changes, ahead=ahead)
         return self.seen(*changes)
 
     def usable(self) -> list[Probe]:

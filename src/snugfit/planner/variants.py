@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from snugfit.planner.compose import ON_UPDATE, Composition
 from snugfit.planner.probe import AT_ONCE, Probe
@@ -45,6 +45,8 @@ class Variants:
         kept = products(map(self._promising, kinds))
         self.changes = {name: change for name, change in kept.items() if space.allowed(change)}
         self.composed: dict[str, Composition] = {}
+        self.later: list[tuple[Changes, ...]] = []
+        """What comes next where the variant that is worked on is not the last."""
         self._impossible: set[str] = set()
         large = space.size_change(sizes[0])
         if space.on_cpu:  # a processor's cache may make a smaller microbatch the faster one
@@ -100,13 +102,15 @@ class Variants:
             )
             if not ordered:
                 return False
-            next_ones = [self.changes[name] for _, name in ordered[:AT_ONCE]]
+            first, *others = (name for _, name in ordered)
+            next_ones = [self.changes[name] for name in (first, *others[: AT_ONCE - 1])]
             if self._space.seen(next_ones[0], large) is None:
                 self._space.simulate(*((change, large) for change in next_ones))
                 if self._space.seen(next_ones[0], large) is not None:
                     continue  # what it really takes may put another one first
-            tried.add(ordered[0][1])
-            if self._compose(ordered[0][1], capacity_bytes):
+            tried.add(first)
+            self.later = [(self.changes[name], *start) for name in others for start in self._starts(large)]
+            if self._compose(first, capacity_bytes):
                 return True
 
     def begin_from(self, recipe: Recipe) -> bool:
@@ -143,6 +147,13 @@ class Variants:
 
     # What composition starts from ----------------------------------------------------------------------------------
 
+    def _starts(self, large: Changes) -> Iterator[tuple[Changes, ...]]:
+        """What is simulated of each variant, beside itself, as long as it may fit."""
+        yield large, EVERYWHERE["recompute"]
+        if self.small_size is not None:
+            yield (self._space.size_change(self.small_size),)
+        yield from ((large, point) for word, point in POINTS.items() if point and word not in self.no_use)
+
     def _compose(self, name: str, capacity_bytes: int | None) -> bool:
         """Simulates what a variant is composed from; stops as soon as it cannot fit."""
         space, change = self._space, self.changes[name]
@@ -159,15 +170,16 @@ class Variants:
         everything = EVERYWHERE["recompute"]
         soon = [(change, large, everything), *small]
         surely = capacity_bytes is None or probe.profile.outside_bytes <= capacity_bytes
+        rest = {word: point for word, point in POINTS.items() if point and point != everything}
+        points = [(change, large, point) for word, point in rest.items() if word not in self.no_use]
         updates = self._updates(change, probe, soon if surely else [])
         if capacity_bytes is not None and min(one.profile.outside_bytes for one in updates.values()) > capacity_bytes:
             return False
-        space.simulate(*soon)
+        space.simulate(*soon, ahead=[*points, *self.later])
         composition = self._composition(change, probe, updates)
         if capacity_bytes is not None and composition.least_bytes(self._sizes[-1]) > _ROOM * capacity_bytes:
             return False
-        rest = {word: point for word, point in POINTS.items() if point and point != everything}
-        space.simulate(*((change, large, point) for word, point in rest.items() if word not in self.no_use))
+        space.simulate(*points, ahead=self.later)
         self.composed[name] = composition = self._composition(change, probe, updates)
         seen = {word: one for word, point in rest.items() if (one := space.seen(change, large, point)) is not None}
         self.no_use.update(word for word in seen if not composition.gains_by(seen[word], seen.values()))
