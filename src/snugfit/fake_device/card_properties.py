@@ -11,8 +11,8 @@ NAME = "snugfit simulated card"
 ROOM_BYTES = 1 << 40
 """More than any script plans with."""
 _L2_MIB = {(7, 0): 6, (7, 5): 4, (8, 0): 40, (8, 6): 6, (8, 9): 72, (9, 0): 50, (10, 0): 126, (12, 0): 96}
-"""Compute capability -> L2 cache of its largest cards in wide use (V100, T4, A100, RTX 3090, RTX 4090, H100, B200, RTX 5090),
-from NVIDIA's descriptions of their architectures. timm's optimizers cut their lists by it."""
+"""Compute capability -> L2 cache of a card in wide use (V100, T4, A100, RTX 3090, RTX 4090, H100, B200, RTX 5090), from
+NVIDIA's descriptions of their architectures. timm's optimizers cut their lists by it."""
 
 
 def card_properties(capability: Capability) -> SimpleNamespace:

@@ -199,7 +199,9 @@ class Planner:
         base, everywhere = self.constraints.base(), EVERYWHERE["recompute"]
         with contextlib.suppress(RecipeError):
             if self.subject.workload.ranks > 1:  # none of them may be able to hold everything, as the base has it
-                self.simulations.simulate([base], ahead=(space.base for space in self._space(self.subject.workload).strategies()))
+                self.simulations.simulate(
+                    [base], ahead=(space.base for space in self._space(self.subject.workload).strategies())
+                )
             elif all(map(self.constraints.is_free, everywhere)):
                 self.simulations.simulate([base, base.replace(**everywhere)])
 

@@ -224,16 +224,19 @@ class Simulations:
         if not wanted:
             return
         self._ahead = {recipe: begun for recipe, begun in self._ahead.items() if not begun.cancel()}
-        asked = {recipe: self._ahead.pop(recipe, None) or self._threads.submit(self._try, recipe) for recipe in wanted}
+        asked = {recipe: self._ahead.pop(recipe) if recipe in self._ahead else self._begun(recipe) for recipe in wanted}
         for recipe in self._unknown(ahead) if self._looks_ahead else ():
             if recipe not in asked and recipe not in self._ahead:
-                self._ahead[recipe] = self._threads.submit(self._try, recipe)
+                self._ahead[recipe] = self._begun(recipe)
         for recipe, begun in asked.items():
             found = begun.result()
             if isinstance(found, Probe):
                 self.probes[recipe] = found
             else:
                 self.refusals[recipe] = found
+
+    def _begun(self, recipe: Recipe) -> Future[Probe | Refusal]:
+        return self._threads.submit(self._try, recipe)
 
     def _unknown(self, recipes: Iterable[Recipe]) -> list[Recipe]:
         return [one for one in dict.fromkeys(recipes) if one not in self.probes and one not in self.refusals]

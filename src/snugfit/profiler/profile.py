@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from snugfit.attributes import replaced
 from snugfit.errors import InputError
 from snugfit.measure.allocator_events import warm_up
 from snugfit.process_memory import read_process_memory
@@ -24,7 +25,13 @@ from snugfit.recording.replay import replay
 from snugfit.recording.tensor_bytes import TensorBytes
 from snugfit.recording.trace import WORKSPACE, Trace
 from snugfit.simulator.script import EnoughSeen, check_script, run_script
+from snugfit.simulator.uncompiled import uncompiled
 from snugfit.units import format_bytes
+
+_EAGER = (
+    "torch.compile is left out, here and in the rest of this run: the step is measured as it runs eagerly. A compiled one "
+    "mostly takes less memory and time."
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,6 +86,7 @@ def profile_script(
         raise InputError(f"steps is {steps}; watch at least 1.")
     seen: list[SeenModel] = []
     peaks: dict[str, int | None] = {}
+    eager: dict[str, None] = {}
 
     def on_model(*found: Any) -> None:
         if with_advice:
@@ -97,7 +105,7 @@ def profile_script(
 
     warm_up()
     recorder = ProfileRecorder(steps, on_model=on_model, on_enough=on_enough)
-    with recorder:
+    with recorder, replaced(uncompiled(lambda: eager.update({_EAGER: None}))):
         code = run_script(path, arguments, before_exit=ended)
     trace = recorder.build()
     on_cuda = recorder.device_index is not None
@@ -123,7 +131,7 @@ def profile_script(
         process_peak_bytes=peaks["process"],
         config=config,
         trace=trace,
-        notes=tuple(_notes(recorder, code, steps, found.peak_allocated_bytes, truth)),
+        notes=(*eager, *_notes(recorder, code, steps, found.peak_allocated_bytes, truth)),
         advice=advise(seen[0] if seen else None, device_index=recorder.device_index)
         if with_advice
         else Advice(missing="it was not asked for"),

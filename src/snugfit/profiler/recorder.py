@@ -4,9 +4,8 @@ A dispatch mode sees every operator, weak references tell when a storage dies, a
 say what a tensor is; the script is not changed and needs to know nothing. What operators take inside them comes from the
 allocator's events (`profile_truth`).
 
-Known limitations: only the main thread is watched (what loader threads make is seen when the model gets it); code of
-`torch.compile` may run uncompiled while it is watched; a script that opens torch's own profiler cannot be watched on the
-CPU, since torch runs one profiler at a time; on several GPUs only the first is measured.
+Known limitations: only the main thread is watched (what loader threads make is seen when the model gets it); a script that
+opens torch's own profiler cannot be watched on the CPU, as torch runs one at a time; of several GPUs the first is measured.
 """
 
 from __future__ import annotations
@@ -120,14 +119,11 @@ class ProfileRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def build(self) -> Trace:
         """Returns the trace, with the memory inside operators, after watching has ended."""
         self._ledger.decide_all()
-        trace = self._builder.build()
+        trace, peaks = self._builder.build(), [0] * self._marks_before + self.truth.peaks
         # What the script made before its model ran is no temporary of a step.
-        storages = tuple(
-            row._replace(category="other") if (row.category, row.phase) == ("temporaries", "build") else row
-            for row in trace.storages
-        )
-        peaks = [0] * self._marks_before + self.truth.peaks
-        trace = dataclasses.replace(trace, storages=storages)
+        before = {row for row in trace.storages if (row.category, row.phase) == ("temporaries", "build")}
+        rows = (row._replace(category="other") if row in before else row for row in trace.storages)
+        trace = dataclasses.replace(trace, storages=tuple(rows))
         if self.device_index is None:
             trace = with_those_in_allocator(trace, self._marks, peaks)
         return with_temporaries(trace, self._marks, peaks)

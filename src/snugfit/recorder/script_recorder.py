@@ -113,7 +113,8 @@ def moves(trained: Callable[[], bool]) -> list[Change]:
 
     def applied(module: torch.nn.Module, move: Any, *args: Any, **kwargs: Any) -> torch.nn.Module:
         try:
-            return apply(module, move, *args, **kwargs)
+            moved: torch.nn.Module = apply(module, move, *args, **kwargs)  # type: ignore[no-untyped-call]
+            return moved
         except RuntimeError as error:
             if not trained() or "Couldn't swap" not in str(error):
                 raise

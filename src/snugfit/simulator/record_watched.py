@@ -6,13 +6,12 @@ Its models and steps are watched (`watched_script.py`), and it is told what mach
 from __future__ import annotations
 
 import dataclasses
-import functools
 import warnings
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-from snugfit.attributes import Change, replaced
+from snugfit.attributes import replaced
 from snugfit.errors import SnugfitWarning
 from snugfit.fake_device.personality import Personality
 from snugfit.simulator.watched_script import WatchedScript
@@ -52,6 +51,7 @@ def record_watched(
     from snugfit.recorder.script_recorder import ScriptRecorder, addresses, copies, moves, weights
     from snugfit.simulator.harmless import harmless
     from snugfit.simulator.session import without_logs
+    from snugfit.simulator.uncompiled import uncompiled
     from snugfit.values.known_values import remembering
 
     without_logs()
@@ -60,8 +60,9 @@ def record_watched(
         around.enter_context(harmless())
         written = (torch, "tensor", remembering(torch.tensor))
         shown = (warnings, "showwarning", _noted(watched, warnings.showwarning))
+        eagerly = uncompiled(lambda: watched.note(_EAGER))
         held = *weights(), *moves(lambda: watched.enough)
-        around.enter_context(replaced([*copies(), *addresses(), *held, *_eagerly(watched), written, shown]))
+        around.enter_context(replaced([*copies(), *addresses(), *held, *eagerly, written, shown]))
         around.enter_context(code_says_cuda() if personality.is_card else replaced(_no_accelerator()))
         recording = record(run, personality, captured, assume, kind=ScriptRecorder)
         if (
@@ -82,28 +83,6 @@ def record_watched(
         expert_modules=tuple(watched.expert_modules),
         switchable=tuple(dict.fromkeys(watched.switchable)),
     )
-
-
-def _eagerly(watched: WatchedScript) -> list[Change]:
-    """What makes `torch.compile` give back what it is given."""
-    import torch
-
-    def as_it_is(model: Any = None, *_: Any, **__: Any) -> Any:
-        if model is None:
-            return as_it_is
-        if isinstance(model, torch.nn.Module):
-            watched.note(_EAGER)
-            vars(model)["_orig_mod"] = model  # which scripts ask for to save it
-            return model
-
-        @functools.wraps(model)
-        def called(*args: Any, **kwargs: Any) -> Any:  # libraries compile functions that nobody calls
-            watched.note(_EAGER)
-            return model(*args, **kwargs)
-
-        return called
-
-    return [(torch, "compile", as_it_is), (torch.nn.Module, "compile", lambda *_, **__: watched.note(_EAGER))]
 
 
 def _no_accelerator() -> list[Any]:

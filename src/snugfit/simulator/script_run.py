@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import traceback
 import types
@@ -17,6 +18,9 @@ from snugfit.simulator.launched import STARTED_BY_TORCHRUN, VARIABLES
 from snugfit.simulator.script import EnoughSeen, as_main, exit_code, print_error
 from snugfit.simulator.watched_script import STEPS, WatchedScript
 from snugfit.workers.failures import line_of
+
+_WANTED_GPUS = re.compile(r"requested gpu: \[([\d, ]+)\]")
+"""As Lightning says that there are fewer."""
 
 
 def run_watched(
@@ -68,6 +72,9 @@ def run_watched(
             files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
             if any(Path(file).parent == Path(workers.__file__).parent for file in files):
                 todo = "It asks snugfit for an estimate or a plan: make that beforehand, and read what it printed (--json)."
+        elif (found := _WANTED_GPUS.search(what)) is not None:
+            what = in_words(error)
+            todo = f"Several GPUs are a process each: estimate it with --gpus {found[1].count(',') + 1}."
         else:
             what = in_words(error)
             todo = (

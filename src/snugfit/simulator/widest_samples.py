@@ -73,8 +73,8 @@ def widest_batches(loader: Any) -> tuple[list[list[int]], str]:
             others = []  # images that are brought to one size
         least = _batch_of(loader, narrowest)
         # Prompts become numbers in the trainer only.
-        count = elements if elements(batch) else _numbers
-        if not others and count(batch) <= count(least):
+        size_of = elements if elements(batch) else _numbers
+        if not others and size_of(batch) <= size_of(least):
             return [], ""
     except Exception:  # of the script's code, which is told where the script itself comes to it
         return [], ""

@@ -111,7 +111,7 @@ def _remember(
 
 @functools.cache
 def _writes_lists(func: Any) -> bool:
-    return func._opname.startswith("_foreach_") and func._schema.is_mutable
+    return bool(func._opname.startswith("_foreach_") and func._schema.is_mutable)
 
 
 def _follow_list(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
@@ -121,15 +121,17 @@ def _follow_list(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None
     """
     for place, _ in dispatcher.places_written(func):
         for number, tensor in enumerate(args[place]):
-            found = tensor.__dict__.pop(_NAME, None)
-            if found is None or func._opname != "_foreach_add_" or found[0].steps >= _MOST_STEPS:
+            before = _made(tensor)
+            tensor.__dict__.pop(_NAME, None)
+            if before is None or func._opname != "_foreach_add_" or before.steps >= _MOST_STEPS:
                 continue
             more = args[1][number] if isinstance(args[1], list | tuple) else args[1]
             with contextlib.suppress(LookupError):
-                given = (found[0], _remembered(more))
-                steps = 1 + max(part.steps for part in _parts((given,)))
-                made = Made(torch.ops.aten.add.Tensor, given, dict(kwargs), steps, random=found[0].random)
-                tensor.__dict__[_NAME] = made, found[1]
+                given = before, _remembered(more)
+                parts = _parts((given,))
+                steps, random = 1 + max(part.steps for part in parts), any(part.random for part in parts)
+                made = Made(torch.ops.aten.add.Tensor, given, dict(kwargs), steps, random=random)
+                tensor.__dict__[_NAME] = made, _writes_of(tensor)
 
 
 def remembering(make: Any) -> Any:

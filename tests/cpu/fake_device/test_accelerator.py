@@ -26,3 +26,10 @@ def test_a_card_says_how_much_is_free():
     free, whole = card.mem_get_info(0)
     assert 0 < free == whole - card.memory_allocated() and whole == card.get_device_properties().total_memory
     assert "mem_get_info" in accelerator.names_of_cuda()
+
+
+def test_a_card_has_the_properties_that_libraries_ask_for():
+    """timm's optimizers cut their lists by the size of the cache."""
+    found = accelerator.backend.get_device_properties(0)
+    assert (found.major, found.minor) == accelerator.backend.get_device_capability()
+    assert found.L2_cache_size > 2**20 and found.warp_size == 32 and found.multi_processor_count > 0

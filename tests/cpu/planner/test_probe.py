@@ -76,3 +76,45 @@ def test_a_step_that_fails_is_tried_for_real_and_one_of_many_recipes_is_not(plan
         "Whether a real run fails as well was not tried"
         in planner.simulations.refusals[Recipe(checkpoint="all")].reason
     )
+
+
+class Slow:
+    """Stands for workers: notes what they were asked for, in order, and takes its time for the first recipe."""
+
+    def __init__(self):
+        self.begun, self.go_on, self._lock = [], threading.Event(), threading.Lock()
+
+    def start(self, count):
+        """Has none."""
+
+    def cancel(self):
+        """Has none."""
+
+    def call(self, function, subject, recipe, *_, **__):
+        with self._lock:
+            self.begun.append(recipe)
+        if recipe.microbatch_size == 1:
+            assert self.go_on.wait(10)
+        elif len(self.begun) >= WORKERS + 1:
+            self.go_on.set()
+        raise InputError(f"nothing is simulated here: {recipe.microbatch_size}")
+
+
+@pytest.mark.parametrize("kind", ["cuda", "cpu"])
+def test_idle_workers_look_ahead(monkeypatch, kind):
+    workers = Slow()
+    monkeypatch.setattr("snugfit.planner.probe.Pool", lambda count: workers)
+    place = Place(card=device_named("rtx-4090" if kind == "cuda" else "cpu"), personality=Personality(kind=kind))
+    simulations = Simulations(SimpleNamespace(title="a model"), place)
+    sizes = [Recipe(microbatch_size=size) for size in range(1, WORKERS + 4)]
+    if kind == "cpu":
+        workers.go_on.set()
+    simulations.simulate(sizes[:1], ahead=sizes[1:])
+    assert list(simulations.refusals) == sizes[:1]  # what nobody asked for does not count
+    if kind == "cpu":  # its operators are timed
+        assert workers.begun == sizes[:1]
+    else:
+        simulations.simulate(sizes[1:3])
+        assert list(simulations.refusals) == sizes[:3] and workers.begun.count(sizes[1]) == 1
+        assert [simulations.refusals[one].reason[-1] for one in sizes[:3]] == ["1", "2", "3"]
+    simulations.close()

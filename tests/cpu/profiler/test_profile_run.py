@@ -361,13 +361,45 @@ def test_a_model_that_cannot_be_simulated_gets_no_advice(profiled):
         import torch
         class Net(torch.nn.Linear):
             def forward(self, x):
-                return super().forward(x)[torch.rand(2, 8) > 0.5]
-        net = Net(8, 8)
+                return super().forward(x)[torch.rand(64, 512) > 0.5]
+        net = Net(8, 512)
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-        net(torch.ones(2, 8)).sum().backward()
+        net(torch.ones(64, 8)).sum().backward()
         optimizer.step()
         """,
         steps=1,
         with_advice=True,
     )
     assert profile.advice.suggestions == () and "cannot be simulated" in profile.advice.missing
+
+
+CUT_OUT = """
+import torch
+from torch import nn
+sizes = [(256, 256)] * 3
+block = torch.UntypedStorage(3 * 2**18 + 64)
+model = nn.Sequential(*(nn.Linear(b, a, bias=False, device="meta") for a, b in sizes))
+for number, layer in enumerate(model):
+    part = block[number * 2**18 : (number + 1) * 2**18]
+    layer.weight = nn.Parameter(torch.empty(0).set_(part, 0, (256, 256)))
+del block, part
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(4):
+    model(torch.randn(8, 256)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_weights_that_a_library_cut_out_of_one_block_are_weights(profiled):
+    """As safetensors gives them to every `from_pretrained`; they were nobody's bytes inside an operator."""
+    found = profiled(CUT_OUT)
+    assert found.anatomy.bytes_by_category["weights"] == 3 * 2**18 and found.host_peak_bytes == 0
+    assert found.inside_operators_bytes < 2**10 and found.allocator_peak_bytes > 6 * 2**18
+
+
+def test_a_compiled_step_is_measured_as_it_runs_eagerly(profiled):
+    compiled = PLAIN.replace("optimizer =", "model = torch.compile(model, fullgraph=True)\noptimizer =", 1)
+    found, plain = profiled(compiled), profiled(PLAIN)
+    assert found.allocator_peak_bytes == plain.allocator_peak_bytes and found.steps == 3
+    assert any("torch.compile is left out" in note for note in found.notes) and not plain.notes

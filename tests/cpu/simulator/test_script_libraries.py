@@ -134,6 +134,17 @@ lightning.Trainer(max_epochs=2, **quiet).fit(Model(), *loaders)
 """
 
 
+def test_lightning_s_processes_are_estimated(tmp_path):
+    """It makes its loaders anew, with a sampler for each process, and moves the model to the host behind the training."""
+    pytest.importorskip("lightning")
+    (tmp_path / "train.py").write_text(LIGHTNING.replace("max_epochs=2", 'max_epochs=2, devices=2, strategy="ddp"'))
+    done = run_command("estimate", "--gpus", "2", "--device", "rtx-4090", "--json", "train.py", cwd=tmp_path)
+    assert done.returncode == 0 and "failed" not in done.stderr, done.stderr
+    assert json.loads(done.stdout)["gpus"] == 2
+    alone = run_command("estimate", "--device", "rtx-4090", "train.py", cwd=tmp_path)
+    assert alone.returncode == 2 and "--gpus 2" in alone.stderr, alone.stderr
+
+
 def test_lightning_s_validation_behind_an_epoch_is_seen(tmp_path):
     pytest.importorskip("lightning")
     (tmp_path / "train.py").write_text(LIGHTNING)

@@ -187,3 +187,15 @@ def test_a_data_set_that_fails_is_left_to_the_script():
             raise KeyError(number)
 
     assert widest_batches(loader_of(Fails())) == ([], "")
+
+
+def test_batches_of_prompts_that_become_numbers_later_are_of_the_longest():
+    prompts = [{"prompt": text} for text in ("a", "bbb", "cc", "d", "ee")]
+    numbers, said = widest_batches(loader_of(prompts, collate_fn=list))
+    assert numbers == [[1, 2]] and "the widest of 5 samples" in said
+
+
+def test_a_sampler_that_repeats_its_samples_may_draw_all():
+    sampler = [number for number in (0, 4, 2, 3, 1) for _ in range(4)]
+    numbers, said = widest_batches(loader_of(["a", "bbb", "cc", "d", "ee"], sampler=sampler))
+    assert numbers == [[1, 2]] and "the widest of 5 samples" in said

@@ -149,7 +149,7 @@ def test_a_view_of_what_was_written_to_is_not_known_any_more(estimate, inference
 
 
 CASES = [
-    (lambda x, y: x[y > 0].sum(), "nonzero=0.5"),
+    (lambda x, y: x.repeat(1, 1024)[y > 0].sum(), "nonzero=0.5"),
     (lambda x, y: x[torch.where(y > 0)[0]].sum(), "nonzero=0.5"),
     (lambda x, y: x.masked_select(x > 0).sum(), "nonzero=0.5"),
     (lambda x, y: x[(y > 0).nonzero()[:, 0]].sum(), "nonzero=0.5"),
@@ -242,3 +242,40 @@ def test_assumptions_are_read():
 def test_wrong_assumptions_are_said(given, message):
     with pytest.raises(InputError, match=message):
         assumptions_from(given)
+
+
+def test_of_small_tensors_masks_select_all(estimate):
+    """As trl writes down where sentences end: it has no bytes to speak of, whatever the mask is."""
+
+    def loss(output, batch):
+        ends = torch.full((16,), 8, device=output.device)
+        ends[(batch[1] > 0)] = batch[1][batch[1] > 0]
+        return entropy(output, batch) + 0 * output[batch[1] > 0].sum() + 0 * ends.sum()
+
+    assert any("what masks select of small tensors" in text for text in estimate(loss).answered)
+    assert not any("masks select" in text for text in estimate(loss, assume={"nonzero": 0.5}).answered)
+
+
+@pytest.mark.parametrize("one", [1, 1.0, torch.tensor(1.0)])
+def test_steps_that_lists_count_up_are_known(estimate, one):
+    """timm's optimizers divide by what follows from them; torch counts no writes to lists of simulated tensors."""
+
+    def loss(output, batch):
+        for make in (lambda: torch.tensor(0.0), lambda: torch.zeros(())):
+            steps = [make(), make()]
+            torch._foreach_add_(steps, one)
+            torch._foreach_add_(steps, one, **({"alpha": 1.0} if isinstance(one, torch.Tensor) else {}))
+            assert [step.item() for step in steps] == [2.0, 2.0]
+        return entropy(output, batch)
+
+    assert not any("loss_finite: a number read" in text for text in estimate(loss).answered)
+
+
+def test_what_else_is_written_to_lists_is_not_known_any_more(estimate):
+    def loss(output, batch):
+        masks = [torch.zeros(4, dtype=torch.int64, device=output.device)]
+        torch._foreach_maximum_(masks, [batch[1][:4]])
+        return entropy(output, batch) if masks[0].any() else output.sum()
+
+    with pytest.raises(CannotSimulateError, match="--assume branch"):
+        estimate(loss)
