@@ -212,7 +212,7 @@ class Simulations:
         """Ends the workers it started."""
         self._threads.shutdown(wait=not self._owns_pool, cancel_futures=True)
         if self._owns_pool:
-            self._pool.cancel()
+            self._pool.close()
 
     def simulate(self, recipes: Iterable[Recipe], ahead: Iterable[Recipe] = ()) -> None:
         """Simulates the recipes that were not simulated before; an impossible one becomes a `Refusal`.

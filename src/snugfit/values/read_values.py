@@ -1,12 +1,11 @@
 """Answers to code that reads values out of tensors of a simulation, or lets them decide on sizes.
 
-The rule is that of `assumptions.py`; who asks does not matter, but for transformers' search with beams.
+The rule is that of `assumptions.py`; who asks does not matter, but for a library's search with beams.
 """
 
 from __future__ import annotations
 
 import contextlib
-import inspect
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -16,14 +15,14 @@ import torch
 
 from snugfit import private_torch
 from snugfit.private_torch.fake_tensors import FakeTensor
-from snugfit.values import fake_failure
+from snugfit.values import even_choices, fake_failure
 from snugfit.values.assumptions import Assumptions
+from snugfit.values.beam_search import TO_THE_END, beams_may_go_on
 from snugfit.values.carried_values import CARRIES, DECIDES, EQUAL, FACTS, IS_ALL_TRUE, NOTHING_THERE
 from snugfit.values.chance import Chance
 from snugfit.values.known_values import known_value, random_value
 
 ANSWER = "the training step was told that losses and gradients are finite"
-TO_THE_END = "text is generated with beams up to its greatest length"
 CHECKS = "checks that a library makes of values (torch._check) were taken to hold"
 ALL_SELECTED = "what masks select of small tensors (64 KiB and less) was taken to be all of it"
 _SMALL_BYTES = 2**16
@@ -86,6 +85,11 @@ class ReadValues:
         """Records what is known of an operator's results from what is known of its arguments."""
         if func in FACTS or func is IS_ALL_TRUE:
             self._fact(func, args, copies[0])
+        if func in even_choices.OPERATORS:
+            share = even_choices.share_of(func, args, copies, self._ledger.value(sources[0]))
+            if share is not None:
+                self._ledger.set_value(copies[0], share)
+                return
         known = [value for value in map(self._ledger.value, sources) if value is not None]
         if len(known) < len(sources):
             decides = DECIDES.get(func)
@@ -133,7 +137,7 @@ class ReadValues:
         truth = self._ledger.value(tensor)
         if truth is not None:
             if tensor.dtype == torch.bool:
-                self._answered.add(ANSWER)
+                self._answered.add(ANSWER if truth in (0, 1) else even_choices.EVENLY)
             return bool(truth) if tensor.dtype == torch.bool else int(truth) if _whole(tensor) else truth
         if self._holding and tensor.dtype == torch.bool:
             self._answered.add(self._holding)
@@ -208,6 +212,9 @@ class ReadValues:
         if exact is not None:
             return int(exact.count_nonzero())
         share = self._ledger.value(tensor)
+        if share is not None and 0 < share < 1:
+            share = share if self.assumptions.nonzero is None else None
+            self._answered.update({even_choices.EVENLY} if share is not None else ())
         if share is None and self._holding and tensor.dtype == torch.bool:
             self._answered.add(self._holding)
             share = 1.0
@@ -263,7 +270,7 @@ class ReadValues:
             self._answered.add(ANSWER if not place else f"assumed loss_finite: a number read at {place} counts as 1.0")
             return 1.0
         if dtype == torch.bool:
-            if _beams_may_go_on():
+            if beams_may_go_on():
                 self._answered.add(TO_THE_END)
                 return True
             if given.branch is None:
@@ -274,19 +281,6 @@ class ReadValues:
             raise fake_failure.no_value(what, module, "integer=8")
         self._answered.add(f"assumed integer={given.integer}: {_where('a whole number read out of a tensor')}")
         return given.integer
-
-
-def _beams_may_go_on() -> bool:
-    """Whether transformers asks if a better sentence may still come: it may, up to the greatest length.
-
-    Source: `transformers/generation/utils.py`, GenerationMixin._beam_search.
-    """
-    frame = inspect.currentframe()
-    while frame is not None:
-        if frame.f_code.co_name == "_beam_search" and "transformers" in frame.f_code.co_filename:
-            return True
-        frame = frame.f_back
-    return False
 
 
 def _where(what: str) -> str:

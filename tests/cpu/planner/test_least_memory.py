@@ -31,7 +31,7 @@ def space(allow=ALL, place=planned.CARD, workload=None, **given):
 def starts(of):
     """The recipes that the search asks for first."""
     asked = []
-    of.simulations.simulate = asked.extend
+    of.simulations.simulate = lambda recipes, ahead=(): asked.extend(recipes)
     Smallest(of).start(of.constraints.widest)
     return [recipe.to_mapping(defaults=False) for recipe in asked]
 

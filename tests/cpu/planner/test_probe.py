@@ -87,7 +87,7 @@ class Slow:
     def start(self, count):
         """Has none."""
 
-    def cancel(self):
+    def close(self):
         """Has none."""
 
     def call(self, function, subject, recipe, *_, **__):
