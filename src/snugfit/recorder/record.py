@@ -14,6 +14,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from snugfit import phases
 from snugfit.attributes import Change, replaced
+from snugfit.fake_device.flex_kernel import fused_flex_attention
 from snugfit.fake_device.library_kernels import stand_ins
 from snugfit.fake_device.personality import Personality
 from snugfit.fake_device.translate import cuda_means_sim, pool_on_host, told
@@ -91,6 +92,7 @@ def _libraries_told(recorder: Recorder, kind: str) -> Iterator[None]:
         loaded = len(sys.modules)
         changes = [
             *stand_ins(kind),
+            *(fused_flex_attention(recorder.answered.add) if kind != "cpu" else ()),
             *triton_launches(kind, recorder.answered.add),
             *stated_counts(recorder.answered.add),
             *library_answers(recorder.values, recorder.answered.add),

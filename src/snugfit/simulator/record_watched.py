@@ -47,8 +47,9 @@ def record_watched(
     import torch
 
     from snugfit.fake_device.says_cuda import code_says_cuda
+    from snugfit.private_torch.moved_modules import moves
     from snugfit.recorder.record import record
-    from snugfit.recorder.script_recorder import ScriptRecorder, addresses, copies, moves, weights
+    from snugfit.recorder.script_recorder import ScriptRecorder, addresses, copies, weights
     from snugfit.simulator.harmless import harmless
     from snugfit.simulator.session import without_logs
     from snugfit.simulator.uncompiled import uncompiled

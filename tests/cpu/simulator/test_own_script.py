@@ -508,3 +508,27 @@ def test_what_is_saved_goes_to_locked_pages_of_the_host(tmp_path, capsys):
     """Labels too: small whole numbers, which are real tensors in an estimate, on a machine without a card."""
     _, found, err = estimated(capsys, written(tmp_path, TRAINS + PINNED))
     assert found is not None and found["host_bytes"] > 64 * 256 * 4, err
+
+
+FLEX = """
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+attend = torch.compile(flex_attention)
+mask = create_block_mask(lambda b, h, q, k: q >= k, None, None, 1024, 1024, device=device)
+for _ in range(3):
+    heads = nn.functional.linear(torch.randn(2, 4, 1024, 32, device=device), model[0].weight[:64])
+    attend(heads, heads, heads, block_mask=mask).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_flex_attention_is_one_kernel_on_a_card(tmp_path, capsys):
+    """Torch refuses it on a device that it does not know; its scores and their gradients would be 64 MiB and more."""
+    _, found, err = estimated(capsys, written(tmp_path, TRAINS + FLEX))
+    assert found is not None, err
+    assert found["peak_allocated_bytes"] < 2**26 and any("FlexAttention" in one for one in found["answered"])
+    plain = FLEX.replace("attend(heads, heads, heads, block_mask=mask)", "causal(heads)").replace(
+        "attend =", "causal = lambda x: nn.functional.scaled_dot_product_attention(x, x, x, is_causal=True)\nattend ="
+    )
+    _, efficient, _ = estimated(capsys, written(tmp_path, TRAINS + plain))
+    assert found["peak_allocated_bytes"] == pytest.approx(efficient["peak_allocated_bytes"], rel=0.02)
