@@ -13,7 +13,8 @@ and its second answer takes the recording and the replays alone. Made from `benc
 
 Seconds are those of the processor, user and system, of all processes of a command, and the least of the runs. On two quiet
 cores the wall time of an estimate is a little less, because the two processes mostly wait for each other, and that of a plan
-about half, because it has two workers (four, where there are four cores). Other processes that want the cores add to the
+about half, because it has two workers (four, where there are four cores), which simulate what will likely be asked for next
+while they have nothing else to do. Other processes that want the cores add to the
 seconds; the line under each table says how many did.
 """
 
@@ -60,11 +61,14 @@ def _parts(rows: dict[str, dict[str, float]]) -> str:
 
 
 def _plans(rows: dict[str, Any]) -> str:
-    lines = ["| typed | recipes simulated | seconds of processor |", "|---|---|---|"]
+    lines = ["| typed | recipes simulated | seconds of processor | seconds to wait |", "|---|---|---|---|"]
     return "\n".join(
         [
             *lines,
-            *(f"| `{row['typed']}` | {row['simulations']} | {row['processor_seconds']:.0f} |" for row in rows.values()),
+            *(
+                f"| `{row['typed']}` | {row['simulations']} | {row['processor_seconds']:.0f} | {row['wall_seconds']:.0f} |"
+                for row in rows.values()
+            ),
         ]
     )
 

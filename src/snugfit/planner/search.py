@@ -150,10 +150,7 @@ class Search:
             if not chosen:
                 break
             chosen = [one for one in chosen if one.seconds <= _APART * chosen[0].seconds]
-            # The same done to all blocks is what fallbacks mostly are.
-            common = self._changes(chosen[0].group)
-            later = [*self.variants.later, *((*common, point) for point in POINTS.values() if point)]
-            ahead = (recipe for changes in later for recipe in self.space.allowed(*changes))
+            ahead = (recipe for changes in self.variants.later for recipe in self.space.allowed(*changes))
             self.simulations.simulate((candidate.recipe for candidate in chosen), ahead)
             for one in chosen:
                 seen = self.simulations.probes.get(one.recipe)
