@@ -51,7 +51,7 @@ class EstimateOptions:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `snugfit estimate`."""
-    options.add_shape_options(parser, or_file=True)
+    options.add_shape_options(parser, or_file=True, or_script=True)
     options.add_options(parser, EstimateOptions)
     output.add_json_option(parser)
     options.add_recipe_options(parser)

@@ -89,13 +89,17 @@ def add_fields(group: argparse._ArgumentGroup, infos: Iterable[FieldInfo], prefi
         _add_option(group, info, prefix + info.name, default)
 
 
-def add_shape_options(parser: argparse.ArgumentParser, *, optional: bool = False, or_file: bool = False) -> None:
+def add_shape_options(
+    parser: argparse.ArgumentParser, *, optional: bool = False, or_file: bool = False, or_script: bool = False
+) -> None:
     """Adds MODEL and what describes a batch without data, for commands that train nothing.
 
-    `optional`: whether MODEL may be left out; `or_file`: whether another tool's configuration may say it.
+    `optional`: whether MODEL may be left out; `or_file`: whether another tool's configuration may say it; `or_script`:
+    whether a training script may stand there.
     """
     add = parser.add_argument
     models = "torchvision:NAME, timm:NAME, hf:DIR_OR_CONFIG_JSON, hf:KIND or path/file.py:function"
+    models += "; or a training script, path/train.py, with its own arguments behind it" if or_script else ""
     add("model", metavar="MODEL", help=models, nargs="?" if optional or or_file else None)
     if or_file:
         add(

@@ -45,7 +45,7 @@ class PlanOptions:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `snugfit plan`."""
-    options.add_shape_options(parser, optional=True)
+    options.add_shape_options(parser, optional=True, or_script=True)
     parser.add_argument(
         "--from",
         dest="earlier",
