@@ -321,7 +321,7 @@ class Picky(torch.nn.Module):
 
 def test_what_needs_values_is_said_with_operator_line_and_advice(estimate):
     with pytest.raises(CannotSimulateError, match=r"index\.Tensor at .*test_estimate\.py:\d+.*torch\.where") as caught:
-        estimate(Picky(), mlp_batch(8))
+        estimate(Picky(), mlp_batch(8192))
     assert caught.value.exit_code == 5
 
 
