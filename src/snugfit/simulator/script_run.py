@@ -78,8 +78,8 @@ def run_watched(
         else:
             what = in_words(error)
             todo = (
-                "If the same command line works without snugfit, its code asks the simulated device for something that it "
-                "does not have."
+                "If it fails without snugfit too, the error is its own; if it works, it asks the simulated device for "
+                "something that it does not have."
             )
         raise InputError(f"{path} failed {seen}, with its traceback above: {what}{line_of(error)}. {todo}") from error
     if not watched.steps:
