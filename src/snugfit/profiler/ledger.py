@@ -12,7 +12,7 @@ from torch.nn.parameter import is_lazy
 
 from snugfit import private_torch
 from snugfit.device_kinds import CUDA
-from snugfit.private_torch.func_wrappers import unwrapped
+from snugfit.private_torch.func_wrappers import parts_inside
 from snugfit.recorder.storage_ledger import StorageLedger
 from snugfit.recording.trace_builder import TraceBuilder
 from snugfit.techniques.batches import tensors_of
@@ -67,12 +67,7 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 
 def _parts(tensor: torch.Tensor) -> list[torch.Tensor]:
     """Returns the tensors with a storage of their own that a tensor is made of: itself, or a sharded one's share."""
-    tensor = unwrapped(tensor)
-    if _is_plain(tensor):
-        return [tensor]
-    names = tensor.__tensor_flatten__()[0] if hasattr(tensor, "__tensor_flatten__") else ()
-    inner = [getattr(tensor, name) for name in names]
-    return [part for one in inner if isinstance(one, torch.Tensor) for part in _parts(one)]
+    return [part for part in parts_inside(tensor) if _is_plain(part)]
 
 
 def plain_tensors(values: Any) -> list[torch.Tensor]:

@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager
 import torch
 
 from snugfit.attributes import attributes_set
-from snugfit.private_torch.func_wrappers import unwrapped
+from snugfit.private_torch.func_wrappers import parts_inside
 from snugfit.recording.trace_builder import TraceBuilder
 
 _NOT_FORWARD = ("build", "load", "optimizer")
@@ -127,8 +127,8 @@ class StorageLedger:
             module: Dotted path of the module they belong to; empty: the one in which they were made.
         """
         for tensor in tensors:
-            if tensor is not None:
-                ref = self._alive.get(unwrapped(tensor).untyped_storage()._cdata)
+            for part in () if tensor is None else parts_inside(tensor):
+                ref = self._alive.get(part.untyped_storage()._cdata)
                 if ref is not None:
                     self._set(ref, category)
                     if module:

@@ -7,7 +7,7 @@ from torch.nn.parameter import is_lazy
 
 from snugfit import private_torch
 from snugfit.private_torch import fake_tensors
-from snugfit.private_torch.func_wrappers import unwrapped
+from snugfit.private_torch.func_wrappers import parts_inside, unwrapped
 
 
 def test_fake_mode():
@@ -44,6 +44,16 @@ def test_what_transforms_put_around_tensors_is_taken_off():
     torch.func.vmap(torch.func.grad(looked_at))(x)
     torch.func.jvp(looked_at, (x,), (x,))
     assert len(seen) == 2 and set(seen) == {x.untyped_storage()._cdata} and unwrapped(x) is x
+
+
+def test_tensors_made_of_others_are_taken_apart():
+    """parts_inside"""
+    from torch.testing._internal.two_tensor import TwoTensor
+
+    one, other, third = torch.ones(2), torch.zeros(2), torch.ones(2)
+    found = parts_inside(TwoTensor(TwoTensor(one, other), TwoTensor(third, third)))
+    assert [id(part) for part in found] == [id(one), id(other), id(third), id(third)]
+    assert parts_inside(one)[0] is one and len(parts_inside(torch.nn.Parameter(one))) == 1
 
 
 def test_forgotten_conversions_let_tensors_be_swapped():

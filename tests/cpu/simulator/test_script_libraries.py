@@ -151,3 +151,26 @@ def test_lightning_s_validation_behind_an_epoch_is_seen(tmp_path):
     found = document(["estimate", "--device", "cpu", "--json", "train.py"], tmp_path)
     whole = document(["profile", "--json", "--no-advice", "--steps", "1000", "train.py"], tmp_path)
     assert found["peak_allocated_bytes"] == pytest.approx(whole["allocator_peak_bytes"], rel=0.005)
+
+
+TORCHAO = """
+import torch
+from torch import nn
+from torchao.optim import AdamW8bit
+model = nn.Sequential(nn.Linear(64, 1024), nn.ReLU(), nn.Linear(1024, 64))
+optimizer = AdamW8bit(model.parameters())
+for _ in range(4):
+    model(torch.randn(8, 64)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_state_that_is_made_of_other_tensors_is_state(tmp_path):
+    """Codes of torchao, a byte for each number, with a few scales; they were counted as temporaries."""
+    pytest.importorskip("torchao")
+    (tmp_path / "train.py").write_text(TORCHAO)
+    found = document(["estimate", "--device", "cpu", "--json", "train.py"], tmp_path)
+    measured = document(["profile", "--json", "--no-advice", "train.py"], tmp_path)
+    for one in (found, measured):
+        assert one["anatomy_bytes"]["optimizer_state"] == pytest.approx(2 * 2 * 64 * 1024, rel=0.1)
