@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from snugfit.planner.compose import ON_UPDATE, Composition
 from snugfit.planner.probe import AT_ONCE, Probe
@@ -23,6 +23,8 @@ _HARDLY = 0.1
 """Gradients and state of less than this part of the weights, such as adapters', are not worth another way of updating."""
 _ROOM = 1.1
 """Times the capacity that the least which was composed for a variant may take."""
+_OTHERWISE = {word: point for word, point in POINTS.items() if point and point != EVERYWHERE["recompute"]}
+"""What can be done to all blocks alike, other than computing them again."""
 _FOLLOWS = tuple(row.fields[0] for row in TECHNIQUES if row.planning.follows is not None)
 """Fields that follow from the rest of a recipe."""
 
@@ -109,7 +111,9 @@ class Variants:
                 if self._space.seen(next_ones[0], large) is not None:
                     continue  # what it really takes may put another one first
             tried.add(first)
-            self.later = [(self.changes[name], *start) for name in others for start in self._starts(large)]
+            self.later = [
+                start for name in others for each in self._starts(self.changes[name], large) for start in each
+            ]
             if self._compose(first, capacity_bytes):
                 return True
 
@@ -147,12 +151,12 @@ class Variants:
 
     # What composition starts from ----------------------------------------------------------------------------------
 
-    def _starts(self, large: Changes) -> Iterator[tuple[Changes, ...]]:
-        """What is simulated of each variant, beside itself, as long as it may fit."""
-        yield large, EVERYWHERE["recompute"]
-        if self.small_size is not None:
-            yield (self._space.size_change(self.small_size),)
-        yield from ((large, point) for word, point in POINTS.items() if point and word not in self.no_use)
+    def _starts(self, change: Changes, large: Changes) -> tuple[list[tuple[Changes, ...]], list[tuple[Changes, ...]]]:
+        """What is simulated of a variant beside itself: what shows whether it may fit, and then the rest."""
+        small = [] if self.small_size is None else [(change, self._space.size_change(self.small_size))]
+        rest: list[tuple[Changes, ...]]
+        rest = [(change, large, point) for word, point in _OTHERWISE.items() if word not in self.no_use]
+        return [(change, large, EVERYWHERE["recompute"]), *small], rest
 
     def _compose(self, name: str, capacity_bytes: int | None) -> bool:
         """Simulates what a variant is composed from; stops as soon as it cannot fit."""
@@ -166,22 +170,20 @@ class Variants:
         if built:
             self.changes[name] = change = {**change, **built}
             probe = space.seen(change, large) or probe
-        small = [] if self.small_size is None else [(change, space.size_change(self.small_size))]
-        everything = EVERYWHERE["recompute"]
-        soon = [(change, large, everything), *small]
+        soon, rest = self._starts(change, large)
         surely = capacity_bytes is None or probe.profile.outside_bytes <= capacity_bytes
-        rest = {word: point for word, point in POINTS.items() if point and point != everything}
-        points = [(change, large, point) for word, point in rest.items() if word not in self.no_use]
         updates = self._updates(change, probe, soon if surely else [])
         if capacity_bytes is not None and min(one.profile.outside_bytes for one in updates.values()) > capacity_bytes:
             return False
-        space.simulate(*soon, ahead=[*points, *self.later])
+        space.simulate(*soon, ahead=[*rest, *self.later])
         composition = self._composition(change, probe, updates)
         if capacity_bytes is not None and composition.least_bytes(self._sizes[-1]) > _ROOM * capacity_bytes:
             return False
-        space.simulate(*points, ahead=self.later)
+        space.simulate(*rest, ahead=self.later)
         self.composed[name] = composition = self._composition(change, probe, updates)
-        seen = {word: one for word, point in rest.items() if (one := space.seen(change, large, point)) is not None}
+        seen = {
+            word: one for word, point in _OTHERWISE.items() if (one := space.seen(change, large, point)) is not None
+        }
         self.no_use.update(word for word in seen if not composition.gains_by(seen[word], seen.values()))
         return True
 

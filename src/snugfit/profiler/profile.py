@@ -86,7 +86,7 @@ def profile_script(
         raise InputError(f"steps is {steps}; watch at least 1.")
     seen: list[SeenModel] = []
     peaks: dict[str, int | None] = {}
-    eager: dict[str, None] = {}
+    eager: set[str] = set()
 
     def on_model(*found: Any) -> None:
         if with_advice:
@@ -105,7 +105,7 @@ def profile_script(
 
     warm_up()
     recorder = ProfileRecorder(steps, on_model=on_model, on_enough=on_enough)
-    with recorder, replaced(uncompiled(lambda: eager.update({_EAGER: None}))):
+    with recorder, replaced(uncompiled(lambda: eager.add(_EAGER))):
         code = run_script(path, arguments, before_exit=ended)
     trace = recorder.build()
     on_cuda = recorder.device_index is not None

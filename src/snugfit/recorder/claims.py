@@ -38,12 +38,12 @@ class Claims:
     def _weights_of(self, model: torch.nn.Module) -> None:
         """Claims the weights of a module for that module, wherever they were made."""
         for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-            self._ledger.claim((collectives.own_part(tensor),), "weights", name.rpartition(".")[0])
+            self._ledger.claim((tensor,), "weights", name.rpartition(".")[0])
 
     def gradients(self) -> None:
         """Claims what is in `.grad` of parameters as gradients."""
         for model in self._models:
-            self._ledger.claim((collectives.own_part(one.grad) for one in model.parameters()), "gradients")
+            self._ledger.claim((one.grad for one in model.parameters()), "gradients")
 
     def states(self) -> None:
         """Claims all state of the optimizers that ran, that too which they did not make themselves."""
@@ -57,7 +57,7 @@ class Claims:
                 tensors = (one for one in optimizer.state[parameter].values() if isinstance(one, torch.Tensor))
                 # What is updated may be a share of a weight, a tensor of its own on the weight's memory.
                 module = self._modules.owner(parameter) or self._ledger.module(collectives.own_part(parameter))
-                self._ledger.claim(map(collectives.own_part, tensors), "optimizer_state", module)
+                self._ledger.claim(tensors, "optimizer_state", module)
 
     @contextmanager
     def optimizers(self) -> Iterator[None]:
@@ -67,7 +67,7 @@ class Claims:
         def before(optimizer: Any, *_: Any) -> None:
             self._ledger.claim_left_by_backward()
             trained = (one for group in optimizer.param_groups for one in group["params"])
-            self._ledger.claim((collectives.own_part(one.grad) for one in trained), "gradients")
+            self._ledger.claim((one.grad for one in trained), "gradients")
             self.in_optimizer += 1
 
         def after(optimizer: Any, *_: Any) -> None:

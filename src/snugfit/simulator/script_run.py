@@ -72,15 +72,14 @@ def run_watched(
             files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
             if any(Path(file).parent == Path(workers.__file__).parent for file in files):
                 todo = "It asks snugfit for an estimate or a plan: make that beforehand, and read what it printed (--json)."
-        elif (found := _WANTED_GPUS.search(what)) is not None:
-            what = in_words(error)
-            todo = f"Several GPUs are a process each: estimate it with --gpus {found[1].count(',') + 1}."
         else:
-            what = in_words(error)
+            gpus, what = _WANTED_GPUS.search(what), in_words(error)
             todo = (
                 "If it fails without snugfit too, the error is its own; if it works, it asks the simulated device for "
                 "something that it does not have."
             )
+            if gpus is not None:
+                todo = f"Several GPUs are a process each: estimate it with --gpus {gpus[1].count(',') + 1}."
         raise InputError(f"{path} failed {seen}, with its traceback above: {what}{line_of(error)}. {todo}") from error
     if not watched.steps:
         ended = f"ended with exit status {code}" if code else "ended"

@@ -71,10 +71,8 @@ def widest_batches(loader: Any) -> tuple[list[list[int]], str]:
         others, batch = _most_unlike(widths)[:size], _batch_of(loader, widest)
         if others and _shapes(_batch_of(loader, others)) == _shapes(batch):
             others = []  # images that are brought to one size
-        least = _batch_of(loader, narrowest)
-        # Prompts become numbers in the trainer only.
-        size_of = elements if elements(batch) else _numbers
-        if not others and size_of(batch) <= size_of(least):
+        size_of = elements if elements(batch) else _numbers  # prompts become numbers in the trainer only
+        if not others and size_of(batch) <= size_of(_batch_of(loader, narrowest)):
             return [], ""
     except Exception:  # of the script's code, which is told where the script itself comes to it
         return [], ""

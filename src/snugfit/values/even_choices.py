@@ -27,6 +27,8 @@ OPERATORS = frozenset({*_CHOOSE, *_EQUAL, _any, _aten._to_copy.default})
 def share_of(func: Any, args: Sequence[Any], copies: Sequence[torch.Tensor], known: float | None) -> float | None:
     """Returns the share of an operator's result that is true, where it asks which of several was chosen.
 
+    Of an operator that chooses it is noted on the result from how many.
+
     `copies`: its results. `known`: that share of its first argument.
     """
     source, result = args[0], copies[-1]

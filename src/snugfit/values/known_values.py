@@ -99,9 +99,8 @@ def _remember(
         return
     if drawn:
         named = {"shape": tuple(result.shape), "dtype": result.dtype}
-    parts = _parts((given, named.values()))
-    steps = 1 + max((part.steps for part in parts), default=0)
-    random = drawn or any(part.random for part in parts)
+    steps, random = _steps_to((given, named.values()))
+    random = drawn or random
     if steps <= _MOST_STEPS:
         for index, one in enumerate(results):
             made = Made(func, given, named, steps, None if one is result else index, random)
@@ -128,8 +127,7 @@ def _follow_list(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None
             more = args[1][number] if isinstance(args[1], list | tuple) else args[1]
             with contextlib.suppress(LookupError):
                 given = before, _remembered(more)
-                parts = _parts((given,))
-                steps, random = 1 + max(part.steps for part in parts), any(part.random for part in parts)
+                steps, random = _steps_to(given)
                 made = Made(torch.ops.aten.add.Tensor, given, dict(kwargs), steps, random=random)
                 tensor.__dict__[_NAME] = made, _writes_of(tensor)
 
@@ -217,6 +215,12 @@ def _parts(value: Any) -> list[Made]:
     if isinstance(value, str) or not hasattr(value, "__iter__"):
         return []
     return [made for part in value for made in _parts(part)]
+
+
+def _steps_to(given: Any) -> tuple[int, bool]:
+    """How many steps lead to an operator with these arguments, itself included, and whether one of them is random."""
+    parts = _parts(given)
+    return 1 + max((part.steps for part in parts), default=0), any(part.random for part in parts)
 
 
 def _work_out(made: Made, done: dict[Any, Any], stance: Stance) -> Any:

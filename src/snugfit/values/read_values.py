@@ -213,8 +213,10 @@ class ReadValues:
             return int(exact.count_nonzero())
         share = self._ledger.value(tensor)
         if share is not None and 0 < share < 1:
-            share = share if self.assumptions.nonzero is None else None
-            self._answered.update({even_choices.EVENLY} if share is not None else ())
+            if self.assumptions.nonzero is None:
+                self._answered.add(even_choices.EVENLY)
+            else:  # what was said goes before it
+                share = None
         if share is None and self._holding and tensor.dtype == torch.bool:
             self._answered.add(self._holding)
             share = 1.0
