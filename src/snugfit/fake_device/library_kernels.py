@@ -8,10 +8,11 @@ Optimizers and layers are the real ones; only what they call at the end is repla
   Paged state comes from the CUDA driver, not from torch: here it is host memory, and the time of a step is counted as if
   all of it crossed the link. Source: `bitsandbytes/functional.py`, get_paged.
 - bitsandbytes' layers with 8-bit weights: `int8_layers.py`.
-- torchao's update on CUDA is compiled (`techniques/low_bit_optimizer/torchao.py`): it is recorded as one kernel a slice
-  that reads and writes its arguments in place, with the buffers that the compiler (inductor) keeps between its loops.
-  Source: the allocator's events of the compiled update on cpu with torch 2.15, in `FORMATS`; code for CUDA may
-  keep others, so the prediction says that it is an approximation.
+- torchao's update on CUDA is compiled: it is recorded as one kernel that reads and writes its arguments in place, for a
+  slice of a parameter (`techniques/low_bit_optimizer/torchao.py`) or all of it (torchao's own optimizers in a script),
+  with the buffers that the compiler (inductor) keeps between its loops. Source: the allocator's events of the compiled
+  update on cpu with torch 2.15, in `FORMATS` and `_KEPT_BYTES`; code for CUDA may keep others, so the prediction says
+  that it is an approximation.
 """
 
 from __future__ import annotations
@@ -27,9 +28,14 @@ from torch import Tensor
 from snugfit.attributes import Change
 from snugfit.errors import warn
 from snugfit.fake_device.int8_layers import without_outliers
+from snugfit.private_torch.collectives import own_part
+from snugfit.private_torch.func_wrappers import parts_inside
 
 _BITSANDBYTES = "bitsandbytes.optim"
 _TORCHAO = "snugfit.techniques.low_bit_optimizer.torchao"
+_OF_TORCHAO = "torchao.optim.adam"
+_KEPT_BYTES = {"OptimState8bit": 8, "OptimState4bit": 26}
+"""Packed state of torchao's own optimizers -> bytes that a compiled update keeps inside for each value."""
 _library: list[torch.library.Library] = []
 
 
@@ -40,6 +46,8 @@ def stand_ins(kind: str) -> list[Change]:
         changes += _bitsandbytes_on_cpu() if kind == "cpu" else [*_bitsandbytes_pages(), *without_outliers()]
     if _TORCHAO in sys.modules and kind != "cpu":
         changes.append((sys.modules[_TORCHAO], "compiled_update", _one_kernel))
+    if _OF_TORCHAO in sys.modules and kind != "cpu":
+        changes.append((sys.modules[_OF_TORCHAO], "single_param_adam", compiled_parameter_update))
     return changes
 
 
@@ -93,6 +101,22 @@ def _update_in_one_kernel(
     kept_bytes = sys.modules[_TORCHAO].kept_inside(weight.numel(), scale, table)
     kept = torch.empty(kept_bytes, dtype=torch.uint8, device=weight.device)
     _operator()(weight, gradient, [part for part in (*first[:2], *second[:2]) if part is not None])
+    del kept
+
+
+def compiled_parameter_update(
+    weight: Tensor, gradient: Tensor, step: Tensor, first: Tensor, second: Tensor, *settings: Any
+) -> None:
+    """Stands for torchao's own update, which its optimizers compile for each parameter."""
+    warn(
+        "torchao's optimizer is compiled on CUDA, and predicted as one kernel for each parameter: its time and its "
+        "temporaries are an approximation, its state is exact."
+    )
+    state = [part for one in (first, second, *settings[:1]) if one is not None for part in parts_inside(one)]
+    (own,), (received,) = parts_inside(weight), parts_inside(gradient)
+    kept_bytes = own.numel() * _KEPT_BYTES.get(type(own_part(first)).__name__, 0)
+    kept = torch.empty(kept_bytes, dtype=torch.uint8, device=own.device)
+    _operator()(own, received, state)
     del kept
 
 

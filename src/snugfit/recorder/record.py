@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -23,6 +22,7 @@ from snugfit.private_torch import late_compiler
 from snugfit.recorder.recorder import Recorder
 from snugfit.recorder.registration import simulating, threads_of
 from snugfit.recording.recording import Recording
+from snugfit.uncollected import uncollected
 from snugfit.values.assumptions import Assumptions
 from snugfit.values.chance import Chance
 from snugfit.values.detector_counts import stated_counts
@@ -46,27 +46,21 @@ def record(
     recorder.bring(captured)
     if chance is not None:
         recorder.values.chance = chance
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        with late_compiler.not_loaded_within(), ExitStack() as around:
-            around.enter_context(phases.listen(recorder.on_phase))
-            around.enter_context(simulating())
-            around.enter_context(threads_of(personality))
-            around.enter_context(recorder)
-            answers = [*told(torch.get_rng_state, recorder.saw), *told(torch.isfinite, recorder.values.is_true)]
-            if personality.is_card:
-                around.enter_context(cuda_means_sim())
-                answers += [*pages_locked(), *kept_for_streams(recorder.answered.add)]
-            else:
-                answers += pool_on_host(recorder.host_pool)
-            around.enter_context(replaced(answers))
-            around.enter_context(_libraries_told(recorder, personality.kind))
-            run(recorder)
-            trace = recorder.build()
-    finally:
-        if collecting:
-            gc.enable()
+    with late_compiler.not_loaded_within(), uncollected(), ExitStack() as around:
+        around.enter_context(phases.listen(recorder.on_phase))
+        around.enter_context(simulating())
+        around.enter_context(threads_of(personality))
+        around.enter_context(recorder)
+        answers = [*told(torch.get_rng_state, recorder.saw), *told(torch.isfinite, recorder.values.is_true)]
+        if personality.is_card:
+            around.enter_context(cuda_means_sim())
+            answers += [*pages_locked(), *kept_for_streams(recorder.answered.add)]
+        else:
+            answers += pool_on_host(recorder.host_pool)
+        around.enter_context(replaced(answers))
+        around.enter_context(_libraries_told(recorder, personality.kind))
+        run(recorder)
+        trace = recorder.build()
     return Recording(
         trace=trace,
         answered=tuple(sorted(recorder.answered)),

@@ -27,6 +27,7 @@ from snugfit.recording.recording import Recording
 from snugfit.recording.repeated_regions import NotAlike
 from snugfit.simulator.alike_modules import rows_alike
 from snugfit.techniques.blocks import chosen_blocks, find_blocks
+from snugfit.techniques.shard.buckets import BUCKET_BYTES
 from snugfit.values.chance import Chance
 
 FEW = 3
@@ -35,8 +36,10 @@ FEW_AWAY = 8
 """The same where the inputs of blocks leave for the host: several are on their way at a time, and the first pass goes
 through each block twice."""
 FEW_SHARED = 5
-"""The same where processes share the weights: those of a block are collected while one or two before it run."""
+"""The same with several processes: shared weights are collected, and gradients added up, beside the blocks next to them."""
 _CONTAINERS = (nn.Sequential, nn.ModuleList)
+_LEAST_BYTES = 2
+"""Bytes of a number in the smallest format that is trained."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -99,16 +102,17 @@ class EqualBlocks:
 
 
 def equal_blocks(
-    model: nn.Module, recipe: Recipe, personality: Personality, settings: Mapping[str, Any]
+    model: nn.Module, recipe: Recipe, personality: Personality, settings: Mapping[str, Any], ranks: int
 ) -> EqualBlocks | None:
     """Returns the longest row of alike blocks; None where the model has none, or the run is recorded whole.
 
     `settings`: training settings, of which some name modules.
+    `ranks`: processes that share the batch.
     """
     if not personality.is_card or recipe.compile != "none" or _chooses(recipe, settings):
         return None
     containers = {name.rpartition(".")[0] for name in find_blocks(model)}
-    few = FEW if recipe.shard == "none" else FEW_SHARED
+    few = FEW if ranks == 1 else FEW_SHARED
     few = FEW_AWAY if recipe.offload_activations == "checkpoints" else few
     chosen = chosen_blocks(model, recipe.checkpoint, field="checkpoint") if _is_first(recipe.checkpoint) else None
     rows = [
@@ -121,7 +125,22 @@ def equal_blocks(
     longest = max(rows, key=lambda row: row.count, default=None)
     if longest is None or not longest.worth or _used_elsewhere(model, longest.container):
         return None
+    if ranks > 1 and recipe.shard == "none" and not _bucket_each(longest, recipe, settings):
+        return None
     return longest
+
+
+def _bucket_each(row: EqualBlocks, recipe: Recipe, settings: Mapping[str, Any]) -> bool:
+    """Whether gradients that are added up in buckets are packed alike in each block.
+
+    A weight that fills a bucket alone, in any format, ends the one before it and has its own to itself; so what lies in
+    buckets behind it is what the block alone decides, where all of them are of one format.
+    """
+    if recipe.adapter != "none" or recipe.tensor_parallel > 1 or settings.get("freeze"):
+        return False
+    weights = [weight for weight in row.modules[0].parameters() if weight.requires_grad]
+    fills = any(weight.numel() * _LEAST_BYTES > BUCKET_BYTES for weight in weights)
+    return fills and len({weight.dtype for weight in weights}) == 1
 
 
 def _parted(row: EqualBlocks, chosen: Mapping[str, nn.Module] | None) -> Iterator[EqualBlocks]:

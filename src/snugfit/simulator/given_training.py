@@ -187,11 +187,9 @@ class GivenTraining(Session):
 
     def costliest(self) -> Recording:
         """Records it with a few of its equal blocks, where those tell what all do."""
-        # An optimizer that came as an object has the weights of all blocks; processes that each hold all of them pack
-        # gradients over several blocks.
-        apart = self.workload.ranks == 1 or self.recipe.shard != "none"
-        may = not self.every_block and not self.optimizers and apart
-        blocks = equal_blocks(self.model, self.recipe, self.personality, self.given) if may else None
+        blocks = None
+        if not self.every_block and not self.optimizers:  # one that came as an object has the weights of all blocks
+            blocks = equal_blocks(self.model, self.recipe, self.personality, self.given, self.workload.ranks)
         if blocks is not None and self._same_between(blocks):
             recording = recorded_by_few(blocks, functools.partial(self._with, blocks))
             if recording is not None:

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import gc
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from snugfit.fake_device.personality import Personality
 from snugfit.recipe import Recipe
 from snugfit.report.words import as_options
+from snugfit.uncollected import uncollected
 from snugfit.values.assumptions import Assumptions
 
 if TYPE_CHECKING:
@@ -109,23 +109,20 @@ def _itself(model: torch.nn.Module) -> torch.nn.Module:
     return model
 
 
+@uncollected()  # the model's library is imported here; see the worker
 def build_named(named: NamedModel) -> tuple[str, torch.nn.Module]:
     """Builds a model by name without memory, and returns its task and the model; runs in a worker."""
-    gc.disable()  # the model's library is imported here; see the worker
-    try:
-        from snugfit.recorder.materialise import without_memory
-        from snugfit.workloads.model_batches import task_of
-        from snugfit.workloads.models import build_model, parse_model_args
+    from snugfit.recorder.materialise import without_memory
+    from snugfit.workloads.model_batches import task_of
+    from snugfit.workloads.models import build_model, parse_model_args
 
-        task, model_args = task_of(named.spec, named.task), parse_model_args(named.model_args)
+    task, model_args = task_of(named.spec, named.task), parse_model_args(named.model_args)
 
-        def build(device: str) -> torch.nn.Module:
-            init = "device" if device == "meta" else "host"
-            return build_model(named.spec, model_args=model_args, task=task, init=init, device="meta")
+    def build(device: str) -> torch.nn.Module:
+        init = "device" if device == "meta" else "host"
+        return build_model(named.spec, model_args=model_args, task=task, init=init, device="meta")
 
-        return task, without_memory(build)
-    finally:
-        gc.enable()
+    return task, without_memory(build)
 
 
 def _assumed(named: NamedModel, task: str, assumed: tuple[str, ...]) -> tuple[str, ...]:

@@ -38,6 +38,7 @@ from snugfit.techniques import TECHNIQUES
 from snugfit.techniques.blocks import find_blocks
 from snugfit.techniques.declaration import loaded
 from snugfit.training.switch import take_over
+from snugfit.uncollected import uncollected
 from snugfit.values.assumptions import Assumptions
 from snugfit.values.chance import MOST_TRIED, Chance
 from snugfit.workers import skeleton
@@ -97,6 +98,7 @@ class Session(ABC):
     def known(self) -> tuple[Any, ...]:
         """Returns what holds tensors that training has besides model and batches, and that no code holds."""
 
+    @uncollected()
     def recorded(self, **facts: Any) -> Recording:
         """Returns the recording, with what is known of the model and its batches, and more facts."""
         facts |= {

@@ -21,6 +21,7 @@ from typing import Any, BinaryIO, TypeVar, cast
 
 from snugfit.errors import CannotSimulateError, InputError, in_words
 from snugfit.report.waiting import waiting_for
+from snugfit.uncollected import uncollected
 from snugfit.workers import torch_settings
 from snugfit.workers.worker_end import LastWords
 
@@ -113,7 +114,8 @@ class Worker:
             raise
         finally:
             timer.cancel()
-        kind, value = pickle.loads(answer)
+        with uncollected():
+            kind, value = pickle.loads(answer)
         if kind == "error":
             raise value
         if kind == "unknown module":

@@ -20,6 +20,7 @@ from typing import Any
 from snugfit.errors import SnugfitError, in_words
 from snugfit.late_modules import load_libraries_late
 from snugfit.library_imports import importing
+from snugfit.uncollected import uncollected
 from snugfit.workers import torch_settings
 from snugfit.workers.failures import NOT_TRIED, Again, cannot_run, line_of
 
@@ -106,11 +107,8 @@ def _answer(path: list[str], folder: str | None, request: bytes, loads: Any) -> 
         except Again as failed:
             del function, args, kwargs
             raise failed.judged(lambda: _really(loads(request))) from failed
-        gc.disable()  # a recording travels as some hundred thousand tuples, which hold on to no cycles
-        try:
+        with uncollected():  # a recording travels as some hundred thousand tuples, which hold on to no cycles
             return pickle.dumps(("done", result), protocol=pickle.HIGHEST_PROTOCOL)
-        finally:
-            gc.enable()
     except SnugfitError as error:
         return pickle.dumps(("error", error))
     except (Exception, SystemExit) as error:

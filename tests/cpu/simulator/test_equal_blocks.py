@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -46,12 +48,12 @@ WHOLE = {
 """Part of a configuration's name -> why it is recorded whole."""
 
 
-def deep(configuration: Configuration, gpus: int, recipe: Recipe) -> Any:
-    """The configuration's small model, with more layers."""
+def deep(configuration: Configuration, gpus: int, recipe: Recipe, sizes: Mapping[str, int]) -> Any:
+    """The configuration's small model, with more layers, and with these sizes."""
     make = SUBJECTS[configuration.subject].build
     more_needed = recipe.offload_activations == "checkpoints" or str(recipe.checkpoint).startswith("blocks:")
     layers = DEEP if more_needed else SHARED if gpus > 1 else DEPTH
-    more = {LAYERS[configuration.subject]: layers}
+    more = {LAYERS[configuration.subject]: layers, **sizes}
     assert isinstance(make, functools.partial)
     if "sizes" in make.keywords:
         return make.func("cpu", **{**make.keywords, "sizes": {"cpu": {**make.keywords["sizes"]["cpu"], **more}}})
@@ -70,14 +72,16 @@ def numbered(trace: Trace) -> Trace:
     )
 
 
-def recorded(configuration: Configuration, *, whole: bool, gpus: int, **changes: Any) -> Recording | str:
+def recorded(
+    configuration: Configuration, *, whole: bool, gpus: int, sizes: Mapping[str, int], **changes: Any
+) -> Recording | str:
     """The recording of a configuration, its recipe changed, or what stands in its way. In a worker."""
     import torch
 
     run = configuration.run("cpu")
     recipe = run.recipe.replace(**changes)
     with torch.device("meta"):
-        model, batch = deep(configuration, gpus, recipe), run.batch()
+        model, batch = deep(configuration, gpus, recipe, sizes), run.batch()
     card, how = Personality(capability=(8, 0)), {"evaluate": run.evaluate, "whole": whole}
     arguments = {**run.arguments, "gpus": gpus}
     try:
@@ -87,12 +91,16 @@ def recorded(configuration: Configuration, *, whole: bool, gpus: int, **changes:
     return found
 
 
-def both(configuration: Configuration, gpus: int = 1, **changes: Any) -> tuple[int, list[str]] | None:
+def both(
+    configuration: Configuration, gpus: int = 1, sizes: Mapping[str, int] = MappingProxyType({}), **changes: Any
+) -> tuple[int, list[str]] | None:
     """Records a configuration by a few blocks and whole: the blocks that were left out, and what differs. In a worker.
 
     None where it cannot be simulated either way.
     """
-    short, long = (recorded(configuration, whole=whole, gpus=gpus, **changes) for whole in (False, True))
+    short, long = (
+        recorded(configuration, whole=whole, gpus=gpus, sizes=sizes, **changes) for whole in (False, True)
+    )
     if isinstance(short, str) or isinstance(long, str):
         assert short == long
         return None
@@ -153,6 +161,17 @@ def test_processes_that_share_the_weights_follow_too(changes: dict[str, Any]) ->
     left_out, differences = shared_pool().call(both, configuration, 4, **changes)
     assert left_out > 0 and differences == []
     assert shared_pool().call(both, configuration, 4)[0] == 0  # gradients are packed over several blocks
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"precision": "bf16-true", "checkpoint": "blocks:17"}, {"microbatch_size": 1}], ids=str
+)
+def test_processes_whose_weights_fill_buckets_follow_too(changes: dict[str, Any]) -> None:
+    pytest.importorskip("transformers")
+    configuration = next(one for one in ROWS if one.subject == "llama_1b" and one.name.endswith(" plain"))
+    wide = {"hidden_size": 1024, "intermediate_size": 2**14}
+    left_out, differences = shared_pool().call(both, configuration, 4, wide, **changes)
+    assert left_out > 0 and differences == []
 
 
 @pytest.mark.parametrize(

@@ -174,3 +174,17 @@ def test_state_that_is_made_of_other_tensors_is_state(tmp_path):
     measured = document(["profile", "--json", "--no-advice", "train.py"], tmp_path)
     for one in (found, measured):
         assert one["anatomy_bytes"]["optimizer_state"] == pytest.approx(2 * 2 * 64 * 1024, rel=0.1)
+
+
+def test_torchao_s_update_is_compiled_on_a_card(tmp_path):
+    """Eagerly its temporaries take 53 bytes for each number of the largest parameter; compiled, 8."""
+    pytest.importorskip("torchao")
+    script = TORCHAO.replace("1024", "65536").replace("model =", 'torch.set_default_device("cuda")\nmodel =')
+    (tmp_path / "train.py").write_text(script)
+    (tmp_path / "plain.py").write_text(script.replace("AdamW8bit(", "torch.optim.SGD("))
+    done = run_command("estimate", "--device", "rtx-4090", "--json", "train.py", cwd=tmp_path)
+    assert "compiled on CUDA" in done.stderr and "left out" not in done.stderr
+    plain = document(["estimate", "--device", "rtx-4090", "--json", "plain.py"], tmp_path)["peak_allocated_bytes"]
+    more = json.loads(done.stdout)["peak_allocated_bytes"] - plain
+    largest = 64 * 65536
+    assert more == pytest.approx(2 * 2 * largest + 8 * largest, rel=0.1)  # two states of both matrices, and what is kept
