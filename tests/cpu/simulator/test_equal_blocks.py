@@ -98,9 +98,7 @@ def both(
 
     None where it cannot be simulated either way.
     """
-    short, long = (
-        recorded(configuration, whole=whole, gpus=gpus, sizes=sizes, **changes) for whole in (False, True)
-    )
+    short, long = (recorded(configuration, whole=whole, gpus=gpus, sizes=sizes, **changes) for whole in (False, True))
     if isinstance(short, str) or isinstance(long, str):
         assert short == long
         return None

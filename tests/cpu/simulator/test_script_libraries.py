@@ -187,4 +187,6 @@ def test_torchao_s_update_is_compiled_on_a_card(tmp_path):
     plain = document(["estimate", "--device", "rtx-4090", "--json", "plain.py"], tmp_path)["peak_allocated_bytes"]
     more = json.loads(done.stdout)["peak_allocated_bytes"] - plain
     largest = 64 * 65536
-    assert more == pytest.approx(2 * 2 * largest + 8 * largest, rel=0.1)  # two states of both matrices, and what is kept
+    assert more == pytest.approx(
+        2 * 2 * largest + 8 * largest, rel=0.1
+    )  # two states of both matrices, and what is kept
