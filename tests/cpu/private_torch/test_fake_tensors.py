@@ -1,5 +1,8 @@
 """Fake tensors: modes, tensors made from their layout alone, views, and what transforms put around tensors."""
 
+import copy
+from unittest import mock
+
 import pytest
 import torch
 from backend_in_a_worker import fake_pair
@@ -157,3 +160,40 @@ def test_fake_tensors_are_of_a_library_s_class_too():
     assert is_lazy(moved) and moved.dtype == torch.float64
     moved.materialize((5, 2))
     assert isinstance(moved, torch.nn.Parameter) and not is_lazy(moved) and moved.shape == (5, 2)
+
+
+class Image(torch.Tensor):
+    """A class of a library, which copies all attributes of what a tensor was made of, as those of MONAI and fastai do."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        result = super().__torch_function__(func, types, args, kwargs or {})
+        if isinstance(result, cls):
+            result.__dict__ = args[0].__dict__
+        return result
+
+
+def test_fake_tensors_are_seen_as_of_a_class():
+    """as_library, as_plain, SEEN_AS"""
+    _, factory = fake_pair()
+    data = factory.empty((2, 3), (3, 1), torch.float32, torch.device("cpu"))
+    assert type(fake_tensors.as_library(torch.ones(2), Image)) is Image
+    with mock.patch.object(torch.Tensor, "as_subclass", fake_tensors.as_library):
+        image = fake_tensors.as_library(data.requires_grad_(), Image)
+        image.label = "a"
+        assert isinstance(image, Image) and type(image) in fake_tensors.FAKES & fake_tensors.SEEN_AS
+        assert image.grad_fn is not None and image.untyped_storage()._cdata == data.untyped_storage()._cdata
+        assert isinstance(image * 2, Image) and (image * 2).label == "a"
+        moved = fake_tensors.as_library(factory.empty((2, 3), (3, 1), torch.float32, torch.device("cuda", 0)), Image)
+        moved.__dict__ = image.__dict__
+        assert (type(moved), moved.device.type, moved.label) == (type(image), "cuda", "a")
+        moved.__dict__.update(label="b")
+        assert (moved.label, moved.__dict__, copy.deepcopy(vars(moved))) == ("b", {"label": "b"}, {"label": "b"})
+        plain = moved.as_subclass(torch.Tensor)
+        assert not isinstance(plain, Image) and isinstance(plain, fake_tensors.FakeTensor)
+        plain.__dict__ = image.__dict__
+        assert plain.device.type == "cuda"
+    real = torch.ones(2).as_subclass(Image)
+    with fake_tensors.as_plain([image, real, data]):
+        assert [type(one) for one in (image, real, data)] == [fake_tensors.FakeTensor, torch.Tensor, type(data)]
+    assert isinstance(image, Image) and type(real) is Image

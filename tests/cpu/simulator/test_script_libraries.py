@@ -45,6 +45,34 @@ arguments = TrainingArguments("out", per_device_train_batch_size=16, report_to=[
 trainer = Trainer(model=model, args=arguments, train_dataset=Texts(), eval_dataset=Texts())
 trainer.train()
 """
+IMAGES = """
+import numpy
+import torch
+from PIL import Image
+from torch import nn
+from torchvision import tv_tensors
+from torchvision.transforms import v2
+device = "cuda" if torch.cuda.is_available() else "cpu"
+read = v2.Compose([v2.ToImage(), v2.RandomResizedCrop(48), v2.ToDtype(torch.float32, scale=True)])
+flip = v2.RandomHorizontalFlip()
+
+class Images(torch.utils.data.Dataset):
+    def __len__(self):
+        return 128
+
+    def __getitem__(self, number):
+        image = read(Image.fromarray(numpy.zeros((64, 64, 3), numpy.uint8)))
+        return flip(image, tv_tensors.Mask(torch.randint(0, 4, (48, 48))))
+
+model = nn.Sequential(nn.Conv2d(3, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 4, 3, padding=1)).to(device)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for x, y in torch.utils.data.DataLoader(Images(), batch_size=16):
+    loss = nn.functional.cross_entropy(model(x.to(device)), y.to(device))
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+"""Images and masks are tensors of torchvision's own classes: real ones as they are read, simulated ones on the card."""
 DECODER = """
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
@@ -72,6 +100,16 @@ def test_a_library_s_loop_takes_what_is_predicted(library, script, tmp_path):
     measured = document(["profile", "--json", "--no-advice", *real], tmp_path)
     assert predicted["peak_allocated_bytes"] == pytest.approx(measured["allocator_peak_bytes"], rel=0.005)
     assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
+
+
+def test_tensors_of_a_library_s_class_are_simulated(tmp_path):
+    (tmp_path / "train.py").write_text(IMAGES)
+    found = document(["estimate", "--device", "cpu", "--json", "train.py"], tmp_path)
+    measured = document(["profile", "--json", "--no-advice", "--steps", "1000", "train.py"], tmp_path)
+    assert found["peak_allocated_bytes"] == pytest.approx(measured["allocator_peak_bytes"], rel=0.005)
+    on_card = document(["estimate", "--device", "rtx-4090", "--json", "train.py"], tmp_path)
+    assert on_card["batch_shape"] == "16 x 3 x 48 x 48"
+    assert on_card["anatomy_bytes"]["activations"] > 16 * 32 * 48 * 48 * 4
 
 
 def test_what_a_script_imports_is_told_what_it_cannot_see(tmp_path):
