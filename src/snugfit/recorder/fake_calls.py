@@ -64,7 +64,7 @@ class FakeCalls:
         draws = func in SOURCES and not func._schema.is_mutable  # what it draws is for `chance.py` to say
         if not draws and _all_real(tensors, kwargs):
             return FakeCall(args, kwargs, func(*args, **kwargs), by_values=torch.Tag.dynamic_output_shape in func.tags)
-        make = self._values.sized(func, args, kwargs, module)
+        make = self._values.sizes.sized(func, args, kwargs, module)
         if make is not None:
             device = args[0].device
             sized = make(

@@ -100,7 +100,7 @@ class NewOperators:
         """Runs an operator that selects by masks as one that selects by positions."""
         with self.values.selecting(args[0]), self._also_inside():
             for index in filter(is_mask, args[1]):
-                self.values.count(index, str(func), module)
+                self.values.sizes.count(index, str(func), module)
             places: list[Any] = []
             for index in args[1]:
                 places += _aten.nonzero.default(index).unbind(1) if is_mask(index) else [index]

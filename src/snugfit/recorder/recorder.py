@@ -41,7 +41,7 @@ from snugfit.techniques.batches import tensors_in
 from snugfit.techniques.held_values import held_values
 from snugfit.values.assumptions import Assumptions
 from snugfit.values.carried_values import KNOWING
-from snugfit.values.known_values import follow
+from snugfit.values.known_values import follow, restart_draws
 from snugfit.values.read_values import ReadValues
 
 _aten = torch.ops.aten
@@ -103,6 +103,7 @@ class Recorder(RankOperators, NewOperators, DirectMode):
 
     def __enter__(self) -> Recorder:
         """Starts to record."""
+        restart_draws()
         told = [
             (backend, "observer", self._on_backend),
             (backend, "memory", self._notes.memory),

@@ -109,20 +109,20 @@ def _itself(model: torch.nn.Module) -> torch.nn.Module:
     return model
 
 
-@uncollected()  # the model's library is imported here; see the worker
 def build_named(named: NamedModel) -> tuple[str, torch.nn.Module]:
     """Builds a model by name without memory, and returns its task and the model; runs in a worker."""
-    from snugfit.recorder.materialise import without_memory
-    from snugfit.workloads.model_batches import task_of
-    from snugfit.workloads.models import build_model, parse_model_args
+    with uncollected():  # the model's library is imported here; see the worker
+        from snugfit.recorder.materialise import without_memory
+        from snugfit.workloads.model_batches import task_of
+        from snugfit.workloads.models import build_model, parse_model_args
 
-    task, model_args = task_of(named.spec, named.task), parse_model_args(named.model_args)
+        task, model_args = task_of(named.spec, named.task), parse_model_args(named.model_args)
 
-    def build(device: str) -> torch.nn.Module:
-        init = "device" if device == "meta" else "host"
-        return build_model(named.spec, model_args=model_args, task=task, init=init, device="meta")
+        def build(device: str) -> torch.nn.Module:
+            init = "device" if device == "meta" else "host"
+            return build_model(named.spec, model_args=model_args, task=task, init=init, device="meta")
 
-    return task, without_memory(build)
+        return task, without_memory(build)
 
 
 def _assumed(named: NamedModel, task: str, assumed: tuple[str, ...]) -> tuple[str, ...]:

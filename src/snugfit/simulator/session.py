@@ -98,7 +98,6 @@ class Session(ABC):
     def known(self) -> tuple[Any, ...]:
         """Returns what holds tensors that training has besides model and batches, and that no code holds."""
 
-    @uncollected()
     def recorded(self, **facts: Any) -> Recording:
         """Returns the recording, with what is known of the model and its batches, and more facts."""
         facts |= {
@@ -116,7 +115,8 @@ class Session(ABC):
             try:
                 self.load()
                 self._restore = remembered(self.model, *self.optimizers)
-                recording = self.costliest()
+                with uncollected():
+                    recording = self.costliest()
             except SnugfitError:
                 raise
             except Exception as error:

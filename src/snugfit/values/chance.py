@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import torch
 
-Stance = Literal["middle", "least", "most"]
+Stance = Literal["middle", "least", "most", "drawn"]
 STANCES: tuple[Stance, ...] = ("middle", "least", "most")
 MOST_TRIED = 8
 """Answers other than the middle one that are tried, each by a recording of its own."""
@@ -81,8 +81,12 @@ OVERWRITES = frozenset(
 """Those of them that look at the layout of their first argument only."""
 
 
-def stand_in(func: Any, args: Sequence[Any], shape: Sequence[int], dtype: torch.dtype, stance: Stance) -> torch.Tensor:
-    """Returns what a random operator is assumed to have drawn: its middle, least or most, by `stance`."""
+def stand_in(
+    func: Any, args: Sequence[Any], shape: Sequence[int], dtype: torch.dtype, seed: int, stance: Stance
+) -> torch.Tensor:
+    """Returns what a random operator is assumed to have drawn: its middle, least or most; or draws by `seed`."""
+    if stance == "drawn":
+        return _drawn(func, args, shape, torch.Generator().manual_seed(seed)).to(dtype)
     if func in _ORDERS:
         return torch.arange(shape[0], dtype=dtype)
     numbers = [number for number in args if type(number) in (int, float)]
@@ -93,6 +97,22 @@ def stand_in(func: Any, args: Sequence[Any], shape: Sequence[int], dtype: torch.
         least, middle, most = _truth(args[place] if place is not None else (*numbers, 0.5)[0])
     value = {"least": least, "middle": middle, "most": most}[stance]
     return torch.empty(tuple(shape), dtype=dtype).copy_(torch.as_tensor(value))
+
+
+def _drawn(func: Any, args: Sequence[Any], shape: Sequence[int], generator: torch.Generator) -> torch.Tensor:
+    if func in _ORDERS:
+        return torch.randperm(shape[0], generator=generator)
+    numbers = [number for number in args if type(number) in (int, float)]
+    if func in _TRUTHS:
+        place = _TRUTHS[func]
+        probability = torch.as_tensor(args[place] if place is not None else (*numbers, 0.5)[0]).float()
+        return torch.bernoulli(probability.expand(tuple(shape)), generator=generator)
+    least, middle, most = _SPANS[func](numbers)
+    if _SPANS[func] is _whole:
+        return torch.randint(int(least), int(most) + 1, tuple(shape), generator=generator)
+    if _SPANS[func] is _normal:
+        return middle + (most - middle) / _DEVIATIONS * torch.randn(tuple(shape), generator=generator)
+    return least + (most - least) * torch.rand(tuple(shape), generator=generator)
 
 
 @dataclasses.dataclass(slots=True)

@@ -63,3 +63,9 @@ def _place(module: str) -> str:
     line = private_torch.source_line((_PACKAGE,))
     words = f" in module {module!r}" if module else ""
     return f"{words} at {line}" if line else words
+
+
+def place_in_words(what: str) -> str:
+    """Returns what was asked for, and the line of the code that did."""
+    place = place_outside()
+    return f"{what} at {place}" if place else what

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -34,11 +35,20 @@ _LIKE = frozenset({"zeros_like", "ones_like", "full_like", "new_zeros", "new_one
 _NOT_WRITTEN = frozenset({"empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided", "empty_permuted"})
 
 
+_draws = itertools.count()
+
+
+def restart_draws() -> None:
+    """Begins a recording: the same code draws the same numbers in each."""
+    global _draws
+    _draws = itertools.count()
+
+
 class Made:
     """How a tensor was made: an operator and its arguments, other tensors among them as they were made.
 
-    Of a random operator, shape and dtype of the result stand in the place of keyword arguments. `random` says whether there
-    is one among the steps.
+    Of a random operator, shape and dtype of the result and a seed stand in the place of keyword arguments. `random`: whether
+    there is one among the steps.
     """
 
     __slots__ = ("args", "func", "index", "kwargs", "random", "steps")
@@ -98,14 +108,29 @@ def _remember(
     except LookupError:
         return
     if drawn:
-        named = {"shape": tuple(result.shape), "dtype": result.dtype}
+        named = {"shape": tuple(result.shape), "dtype": result.dtype, "seed": next(_draws)}
     steps, random = _steps_to((given, named.values()))
     random = drawn or random
     if steps <= _MOST_STEPS:
         for index, one in enumerate(results):
             made = Made(func, given, named, steps, None if one is result else index, random)
-            # a write is counted after the operator that a dispatch mode sees has returned
-            one.__dict__[_NAME] = made, _writes_of(one) + int(written)
+            # What a dispatch mode returns gets the count of what it is a view of afterwards, and a write is counted then.
+            counted = args[0] if func.is_view else one
+            one.__dict__[_NAME] = made, _writes_of(counted) + int(written)
+            if written and one._base is not None:
+                _write_through(one, made, one._base)
+
+
+def _write_through(view: torch.Tensor, made: Made, base: torch.Tensor) -> None:
+    """Remembers of a known tensor what is written to a part of it: to a row, or the diagonal of a mask."""
+    whole = _made(base)
+    if whole is None or base.storage_offset() or not base.is_contiguous():
+        return
+    place = list(view.shape), list(view.stride()), view.storage_offset()
+    steps, random = _steps_to((whole, made))
+    if steps <= _MOST_STEPS:
+        scattered = Made(torch.ops.aten.as_strided_scatter.default, (whole, made, *place), {}, steps, random=random)
+        base.__dict__[_NAME] = scattered, _writes_of(base) + 1
 
 
 @functools.cache

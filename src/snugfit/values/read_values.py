@@ -6,7 +6,6 @@ The rule is that of `assumptions.py`; who asks does not matter, but for a librar
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
@@ -21,6 +20,7 @@ from snugfit.values.beam_search import TO_THE_END, beams_may_go_on
 from snugfit.values.carried_values import CARRIES, DECIDES, EQUAL, FACTS, IS_ALL_TRUE, NOTHING_THERE
 from snugfit.values.chance import Chance
 from snugfit.values.known_values import known_value, random_value
+from snugfit.values.value_sizes import ValueSizes
 
 ANSWER = "the training step was told that losses and gradients are finite"
 CHECKS = "checks that a library makes of values (torch._check) were taken to hold"
@@ -50,13 +50,14 @@ class ReadValues:
         `ledger`: knows what tensors of one truth value hold.
         """
         self.assumptions = assumptions
+        self.sizes = ValueSizes(self)
         self.chance = Chance()
         """What random numbers are taken to be."""
         self.told: Callable[[torch.dtype], Any] | None = None
         """Answers in place of the assumptions, while a library's code runs that is known to ask."""
-        self._ledger = ledger
-        self._answered = answered
-        self._holding = ""
+        self.ledger = ledger
+        self.answered = answered
+        self.held = ""
 
     @contextmanager
     def holding(self, why: str) -> Iterator[None]:
@@ -64,20 +65,20 @@ class ReadValues:
 
         `why`: what is assumed, in words; empty: they are asked about again.
         """
-        before, self._holding = self._holding, why
+        before, self.held = self.held, why
         try:
             yield
         finally:
-            self._holding = before
+            self.held = before
 
     def selecting(self, tensor: torch.Tensor) -> AbstractContextManager[None]:
         """Returns the context in which masks select of a tensor: of a small one all, unless an assumption was given."""
         small = tensor.nbytes <= _SMALL_BYTES and self.assumptions.nonzero is None
-        return self.holding(self._holding or ALL_SELECTED) if small else contextlib.nullcontext()
+        return self.holding(self.held or ALL_SELECTED) if small else contextlib.nullcontext()
 
     def is_true(self, tensor: torch.Tensor) -> None:
         """Marks a tensor of one truth value as true in a run where all goes well."""
-        self._ledger.set_value(tensor, 1.0)
+        self.ledger.set_value(tensor, 1.0)
 
     def carry(
         self, func: Any, args: Sequence[Any], sources: Sequence[torch.Tensor], copies: Sequence[torch.Tensor]
@@ -86,33 +87,33 @@ class ReadValues:
         if func in FACTS or func is IS_ALL_TRUE:
             self._fact(func, args, copies[0])
         if func in even_choices.OPERATORS:
-            share = even_choices.share_of(func, args, copies, self._ledger.value(sources[0]))
+            share = even_choices.share_of(func, args, copies, self.ledger.value(sources[0]))
             if share is not None:
-                self._ledger.set_value(copies[0], share)
+                self.ledger.set_value(copies[0], share)
                 return
-        known = [value for value in map(self._ledger.value, sources) if value is not None]
+        known = [value for value in map(self.ledger.value, sources) if value is not None]
         if len(known) < len(sources):
             decides = DECIDES.get(func)
             if decides is not None and any(self._is_all(one, decides) for one in sources):
-                self._ledger.set_value(copies[0], decides)
+                self.ledger.set_value(copies[0], decides)
             return
         if func in EQUAL:
-            self._ledger.set_value(copies[0], float((known[0] == args[1]) is EQUAL[func]))
+            self.ledger.set_value(copies[0], float((known[0] == args[1]) is EQUAL[func]))
         count, made = CARRIES.get(func, (0, min))
         if count == len(known):
-            self._ledger.set_value(copies[0], made(known))
+            self.ledger.set_value(copies[0], made(known))
         elif func in NOTHING_THERE and known[0] == 0.0:
-            self._ledger.set_value(copies[0], 0.0)
+            self.ledger.set_value(copies[0], 0.0)
 
     def _is_all(self, tensor: torch.Tensor, value: float) -> bool:
         """Whether all elements of a tensor are known to hold a value, 1 being a truth value's."""
         if value and tensor.dtype != torch.bool:
             return False
-        truth = self._ledger.value(tensor)
+        truth = self.ledger.value(tensor)
         if truth is not None:
             return truth == value
         small = type(tensor) in (FakeTensor, torch.Tensor) and tensor.numel() <= _MOST_DECIDING
-        exact = self._exact(tensor) if small else None
+        exact = self.exact(tensor) if small else None
         if exact is None:
             return False
         with private_torch.without_modes():
@@ -121,122 +122,54 @@ class ReadValues:
     def _fact(self, func: Any, args: Sequence[Any], result: Any) -> None:
         """Records what an operator makes of finite numbers."""
         if func is IS_ALL_TRUE:
-            if self._ledger.value(args[0]) is None and known_value(args[0]) is None:
-                self._ledger.set_value(result, 1.0)
-                self._answered.add(self._holding or CHECKS)
+            if self.ledger.value(args[0]) is None and known_value(args[0]) is None:
+                self.ledger.set_value(result, 1.0)
+                self.answered.add(self.held or CHECKS)
             return
         found = FACTS[func](args) if self.assumptions.loss_finite else None
         if found is not None:
-            self._ledger.set_value(result, found)
+            self.ledger.set_value(result, found)
 
     def number(self, tensor: torch.Tensor, module: str) -> Any:
         """Returns the number of a tensor with one element; `CannotSimulateError` where nothing says what it is."""
-        exact = self._exact(tensor)
+        exact = self.exact(tensor)
         if exact is not None:
             return exact.item()
-        truth = self._ledger.value(tensor)
+        truth = self.ledger.value(tensor)
         if truth is not None:
             if tensor.dtype == torch.bool:
-                self._answered.add(ANSWER if truth in (0, 1) else even_choices.EVENLY)
+                self.answered.add(ANSWER if truth in (0, 1) else even_choices.EVENLY)
             return bool(truth) if tensor.dtype == torch.bool else int(truth) if _whole(tensor) else truth
-        if self._holding and tensor.dtype == torch.bool:
-            self._answered.add(self._holding)
+        if self.held and tensor.dtype == torch.bool:
+            self.answered.add(self.held)
             return True
         random = self._random(tensor)
         if random is not None:
             return random.item()
-        return self._assumed(tensor.dtype, _READ, module)
+        return self.assumed(tensor.dtype, _READ, module)
 
     def are_equal(self, pair: Sequence[torch.Tensor], operator: str, module: str) -> bool:
         """Returns whether two tensors hold the same values, or raises `CannotSimulateError`."""
-        return bool(self._assumed(torch.bool, operator, module))
-
-    def sized(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], module: str) -> Any:
-        """Returns how to make the result of an operator whose size depends on values, None for other operators.
-
-        It is a function `make(empty)`, and `empty(shape, dtype)` makes a fake tensor.
-        """
-        name = func._opname
-        source = args[0] if args and isinstance(args[0], torch.Tensor) else None
-        if source is None:
-            return None
-        operator = str(func)
-        if name == "nonzero":
-            found = self.count(source, operator, module)
-            return lambda empty: empty((found, source.dim()), torch.int64)
-        if name == "masked_select":
-            shape: Any = torch.broadcast_shapes(source.shape, args[1].shape)  # type: ignore[no-untyped-call]
-            share = self.count(args[1], operator, module) / max(1, args[1].numel())
-            return lambda empty: empty((round(share * math.prod(shape)),), source.dtype)
-        if name in ("_unique2", "unique_consecutive", "unique_dim", "unique_dim_consecutive"):
-            dim = args[1] % source.dim() if "dim" in name and args[1] is not None else None
-            elements = source.numel() if dim is None else source.shape[dim]
-            number = self._distinct(elements, operator, module)
-            kept = (number,) if dim is None else (*source.shape[:dim], number, *source.shape[dim + 1 :])
-            whole = tuple(source.shape) if dim is None else (elements,)
-            return lambda empty: (
-                empty(kept, source.dtype),
-                empty(whole, torch.int64),
-                empty((number,), torch.int64),
-            )
-        if name == "bincount":
-            least = kwargs.get("minlength", args[2] if len(args) > 2 else 0)
-            size = least or self._assumed(torch.int64, operator, module)
-            kind = torch.float64 if len(args) > 1 and args[1] is not None else torch.int64
-            return lambda empty: empty((size,), kind)
-        if name == "repeat_interleave" and func._overloadname == "Tensor":
-            size = kwargs.get("output_size")
-            size = self._total(source, operator, module) if size is None else size
-            return lambda empty: empty((size,), source.dtype)
-        return None
+        return bool(self.assumed(torch.bool, operator, module))
 
     def array(self, tensor: torch.Tensor, what: str) -> Any:
         """Returns a NumPy array in place of values, or raises `CannotSimulateError`; `what` asks for it."""
         import numpy
 
-        exact = self._exact(tensor)
+        exact = self.exact(tensor)
         if exact is not None:
             return exact.numpy()
-        truth = self._ledger.value(tensor)
+        truth = self.ledger.value(tensor)
         random = self._random(tensor) if truth is None else None
         if random is not None:
             return random.numpy()
-        value = self._assumed(tensor.dtype, what, "") if truth is None else truth
+        value = self.assumed(tensor.dtype, what, "") if truth is None else truth
         with private_torch.without_modes():
             kind = torch.empty(0, dtype=tensor.dtype).numpy().dtype
         return numpy.full(tuple(tensor.shape), value, dtype=kind)
 
-    def count(self, tensor: torch.Tensor, operator: str, module: str) -> int:
-        """Returns how many elements are not zero, or raises `CannotSimulateError`."""
-        exact = self._exact(tensor)
-        if exact is not None:
-            return int(exact.count_nonzero())
-        share = self._ledger.value(tensor)
-        if share is not None and 0 < share < 1:
-            if self.assumptions.nonzero is None:
-                self._answered.add(even_choices.EVENLY)
-            else:  # what was said goes before it
-                share = None
-        if share is None and self._holding and tensor.dtype == torch.bool:
-            self._answered.add(self._holding)
-            share = 1.0
-        if share is None:
-            share = self._share("nonzero", operator, module)
-        return round(share * tensor.numel())
-
-    def _distinct(self, elements: int, operator: str, module: str) -> int:
-        """How many different values are among `elements`."""
-        return min(elements, max(1, round(self._share("unique", operator, module) * elements))) if elements else 0
-
-    def _total(self, tensor: torch.Tensor, operator: str, module: str) -> int:
-        """The sum of whole numbers."""
-        exact = self._exact(tensor)
-        if exact is not None:
-            return int(exact.sum())
-        value: int = self._assumed(torch.int64, operator, module)
-        return value * tensor.numel()
-
-    def _exact(self, tensor: torch.Tensor) -> torch.Tensor | None:
+    def exact(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """Returns the values of a tensor that follow from code and from what the host has read; None where none do."""
         if not isinstance(tensor, FakeTensor):
             return tensor.detach()
         constant = tensor.constant
@@ -254,14 +187,8 @@ class ReadValues:
         with private_torch.without_modes():
             return self.chance.answer(value_at, fake_failure.place_outside())
 
-    def _share(self, name: str, operator: str, module: str) -> float:
-        share = getattr(self.assumptions, name)
-        if share is None:
-            raise fake_failure.no_value(operator, module, f"{name}=0.5")
-        self._answered.add(f"assumed {name}={share:g}: {_where('sizes that values decide')}")
-        return float(share)
-
-    def _assumed(self, dtype: torch.dtype, what: str, module: str) -> Any:
+    def assumed(self, dtype: torch.dtype, what: str, module: str) -> Any:
+        """Returns what is assumed of a number of a type, or raises `CannotSimulateError`; `what` asks for it."""
         given = self.assumptions
         if self.told is not None:
             return self.told(dtype)
@@ -269,25 +196,23 @@ class ReadValues:
             if not given.loss_finite:
                 raise fake_failure.no_value(what, module, "loss_finite")
             place = fake_failure.place_outside()
-            self._answered.add(ANSWER if not place else f"assumed loss_finite: a number read at {place} counts as 1.0")
+            self.answered.add(ANSWER if not place else f"assumed loss_finite: a number read at {place} counts as 1.0")
             return 1.0
         if dtype == torch.bool:
             if beams_may_go_on():
-                self._answered.add(TO_THE_END)
+                self.answered.add(TO_THE_END)
                 return True
             if given.branch is None:
                 raise fake_failure.no_value(what, module, "branch=true")
-            self._answered.add(f"assumed branch={str(given.branch).lower()}: {_where('a condition on values')}")
+            self.answered.add(
+                f"assumed branch={str(given.branch).lower()}: {fake_failure.place_in_words('a condition on values')}"
+            )
             return given.branch
         if given.integer is None or dtype.is_complex:
             raise fake_failure.no_value(what, module, "integer=8")
-        self._answered.add(f"assumed integer={given.integer}: {_where('a whole number read out of a tensor')}")
+        where = fake_failure.place_in_words("a whole number read out of a tensor")
+        self.answered.add(f"assumed integer={given.integer}: {where}")
         return given.integer
-
-
-def _where(what: str) -> str:
-    place = fake_failure.place_outside()
-    return f"{what} at {place}" if place else what
 
 
 def _whole(tensor: torch.Tensor) -> bool:

@@ -251,9 +251,15 @@ def test_what_stands_in_lies_in_what_a_real_operator_draws():
     short = [(aten.uniform_.default, (blank, 0.4)), (aten.normal_.default, (blank, 3.0))]
     for func, args in [*calls.items(), *short]:
         real = func(*args).clone()
-        least, middle, most = (
-            stand_in(func, args, tuple(real.shape), real.dtype, stance) for stance in ("least", "middle", "most")
+        least, middle, most, drawn = (
+            stand_in(func, args, tuple(real.shape), real.dtype, 0, stance)
+            for stance in ("least", "middle", "most", "drawn")
         )
+        assert (
+            drawn.dtype == real.dtype
+            and abs(drawn.double().mean() - real.double().mean()) <= 0.1 * (most - least).max()
+        )
+        assert drawn.unique().numel() == pytest.approx(real.unique().numel(), rel=0.1)
         assert least.dtype == most.dtype == real.dtype and least.shape == real.shape
         assert func is aten.randperm.default or ((least <= real).all() and (real <= most).all()), func
         assert (least <= middle).all() and (middle <= most).all()

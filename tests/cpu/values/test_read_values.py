@@ -244,6 +244,20 @@ def test_wrong_assumptions_are_said(given, message):
         assumptions_from(given)
 
 
+def test_random_numbers_that_decide_on_sizes_are_drawn(estimate):
+    def loss(output, batch):
+        labels, others = (torch.randint(10, (64,), device=output.device) for _ in range(2))
+        same = labels[:, None] == labels[None]
+        same.fill_diagonal_(False)  # written through a view of it
+        assert 200 < same.nonzero().shape[0] < 600 and len(labels.unique()) == 10
+        assert 0 < (labels == others).nonzero().shape[0] < 32
+        masked = torch.rand(1000, device=output.device) < 0.15
+        assert 100 < masked.nonzero().shape[0] < 200
+        return entropy(output, batch)
+
+    assert any("drawn once" in text for text in estimate(loss).answered)
+
+
 def test_of_small_tensors_masks_select_all(estimate):
     """As trl writes down where sentences end: it has no bytes to speak of, whatever the mask is."""
 
