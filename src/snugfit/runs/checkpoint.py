@@ -18,6 +18,7 @@ import torch
 
 from snugfit.atomic_file import remove, replaced_file
 from snugfit.errors import InputError, option, warn
+from snugfit.runs.stop_signal import handed_over
 
 if TYPE_CHECKING:
     from snugfit.runs.checkpoint_parts import Parts
@@ -36,7 +37,8 @@ def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
     with replaced_file(path) as temporary, temporary.open("wb") as file:
         file.write(bytes(_HEADER.size))
         payload = _HashingWriter(file)
-        torch.save(state, payload)  # type: ignore[arg-type]
+        with handed_over(payload.stop):
+            torch.save(state, payload)  # type: ignore[arg-type]
         if payload.error is not None:
             raise payload.error
         file.seek(0)
@@ -127,14 +129,14 @@ class _HashingWriter:
     """Passes bytes on to a file, counts and hashes them.
 
     torch's archive writer turns a failed write into an internal error of its own and fails again while it closes, so an
-    OSError is kept here, and the rest is swallowed, until the archive is closed.
+    OSError or a Ctrl-C is kept here, and the rest is swallowed, until the archive is closed.
     """
 
     def __init__(self, file: BinaryIO) -> None:
         self.file = file
         self.digest = hashlib.sha256()
         self.size = 0
-        self.error: OSError | None = None
+        self.error: OSError | KeyboardInterrupt | None = None
 
     def write(self, data: Any) -> int:
         block = memoryview(data).cast("B")
@@ -143,9 +145,13 @@ class _HashingWriter:
                 self.file.write(block)
             except OSError as error:
                 self.error = error
-        self.digest.update(block)
-        self.size += len(block)
+            self.digest.update(block)
+            self.size += len(block)
         return len(block)
+
+    def stop(self, error: KeyboardInterrupt) -> None:
+        """Keeps an error from outside; nothing is written from now on."""
+        self.error = error
 
     def flush(self) -> None:
         """Does nothing: the file is flushed once, before it is renamed."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
 from typing import Any
 
@@ -61,3 +62,29 @@ class StopSignal:
         self.received = signal.Signals(number)
         if self._on_first is not None:
             self._on_first()
+
+
+@contextlib.contextmanager
+def handed_over(take: Callable[[KeyboardInterrupt], object]) -> Iterator[None]:
+    """Context in which a signal that stops at once gives `take` its `KeyboardInterrupt`, which is not raised.
+
+    For calls of foreign code that an exception in the middle of it breaks.
+    """
+    before: dict[signal.Signals, Any] = {}
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        try:
+            before[signal.Signals(number)](number, frame)
+        except KeyboardInterrupt as error:
+            take(error)
+
+    try:
+        if threading.current_thread() is threading.main_thread():
+            for number in _SIGNALS:
+                if callable(signal.getsignal(number)):
+                    before[number] = signal.getsignal(number)
+                    signal.signal(number, handle)
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -3,6 +3,7 @@
 import errno
 import os
 import random
+import signal
 
 import numpy as np
 import pytest
@@ -156,6 +157,34 @@ def test_full_disk_leaves_the_previous_one(tmp_path, monkeypatch, room):
     monkeypatch.undo()
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000001.ckpt"]
     assert_same(store.load_newest(), some_state(1))
+
+
+class InterruptedFile(FullFile):
+    """A file at which Ctrl-C is pressed while something is written to it."""
+
+    def write(self, data):
+        self.room -= 1
+        if self.room == 0:
+            os.kill(os.getpid(), signal.SIGINT)
+        return self.file.write(data)
+
+
+@pytest.mark.parametrize("writes", [2, 3, 6, 10])
+def test_ctrl_c_leaves_the_previous_one(tmp_path, monkeypatch, writes):
+    """It comes out as what it is, and not as an error of torch, whose archive it cuts short."""
+    store = CheckpointStore(tmp_path)
+    store.save(1, some_state(1))
+    whole, before = type(tmp_path).open, signal.getsignal(signal.SIGINT)
+
+    def open_interrupted(self, mode="r", **options):
+        file = whole(self, mode, **options)
+        return InterruptedFile(file, writes) if mode == "wb" else file
+
+    monkeypatch.setattr(type(tmp_path), "open", open_interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        store.save(2, some_state(2))
+    assert signal.getsignal(signal.SIGINT) is before
+    assert names_in(tmp_path) == ["step-00000001.ckpt"]
 
 
 def test_failed_flush_leaves_the_previous_one(tmp_path, monkeypatch):
