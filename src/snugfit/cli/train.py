@@ -27,7 +27,8 @@ class RunOptions:
     run_dir: groups.Folder
     """where results go. Default: runs/MODEL-DATA, numbered."""
     resume: bool = False
-    """go on with the run in --run-dir, exactly where it stopped; not with data that has changed since"""
+    """go on with the run in --run-dir, exactly where it stopped; not with data or a model that has changed
+    since"""
     overwrite: bool = False
     """replace the run in --run-dir"""
     keep_checkpoints: groups.Count = 2

@@ -31,11 +31,14 @@ from snugfit.techniques.batch_share import sharers
 from snugfit.techniques.own_optimizer import STORAGE
 from snugfit.techniques.shard import group_size
 from snugfit.techniques.shard.apply import local
+from snugfit.training.other_model import OtherModelError, check_shapes, shapes
 from snugfit.training.shares import layouts, share_of_whole, spread_as
 
 if TYPE_CHECKING:
     from snugfit.training.trainer import Trainer
 
+_MODEL = "model."
+"""Beginning of the names of the model's tensors among those that are written together."""
 _PACKED = "packed_by"
 """Key of the number of processes, and of those that share a weight, where state is packed by share."""
 
@@ -142,8 +145,9 @@ class Parts:
             model, weights = layouts(self._trainer)
             trained = state["trainer"]
             values, optimizer = trained["model"], trained["optimizer"]
+            check_shapes(shapes(model), shapes(values))
             trained["model"] = {
-                name: share_of_whole(value, model[name]) if name in model and isinstance(value, Tensor) else value
+                name: share_of_whole(value, model[name]) if isinstance(value, Tensor) else value
                 for name, value in values.items()
             }
             for number, found in optimizer["state"].items():
@@ -171,12 +175,14 @@ class Parts:
         else:
             self._check_packed(rest, rest[_PACKED])
         model, weights = layouts(self._trainer)
-        tensors: dict[str, Tensor] = {}
-        for name, (size, dtype) in written_shares(folder).items():
+        written, tensors = written_shares(folder), dict[str, Tensor]()
+        saved = {name[len(_MODEL) :]: size for name, (size, _) in written.items() if name.startswith(_MODEL)}
+        check_shapes(shapes(model), {**saved, **shapes(trained["model"])})
+        for name, (size, dtype) in written.items():
             kind, _, key = name.partition(".")
             layout = model.get(key) if kind == "model" else weights[int(key.partition(".")[0])]
             if not isinstance(layout, Tensor) or layout.shape != size:
-                raise InputError(f"{folder} holds another model: {name} differs.")
+                raise OtherModelError(f"{folder} holds another model: {name} differs.")
             share = torch.empty(local(layout).shape, dtype=dtype)
             tensors[name] = self._on_host(share, layout)
         read_shares(folder, tensors, self._group, alone=self._ranks is None)

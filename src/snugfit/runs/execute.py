@@ -63,6 +63,9 @@ def execute(config: RunConfig) -> TrainResult:
         known = None if config.request.given.data is not None else job.data.fingerprint()
         if run_dir is not None and known is not None:
             run_dir.check_data(known)
+        code = config.request.model_file
+        if run_dir is not None and code is not None and processes.first:
+            run_dir.check_code(code)
         chosen = processes.from_first(lambda: _decided(config, job, where, processes))
         where.check(chosen.recipe)
         chosen = with_rivals_to_time(chosen, where, job.steps)
@@ -131,6 +134,8 @@ def _begun(config: RunConfig, job: Job, chosen: Chosen, known: str | None, proce
     made = RunDirectory.create(path, chosen.recipe, kept, plan=chosen.plan, overwrite=config.overwrite, keep=keep)
     if known is not None:
         made.note_data(known)
+    if config.request.model_file is not None:
+        made.note_code(config.request.model_file)
     processes.all(None)
     return made
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from snugfit.errors import OutOfMemoryError, TrainingError
+from snugfit.errors import InputError, OutOfMemoryError, TrainingError, option
 from snugfit.runs.best import Best
 from snugfit.runs.lockstep import Lockstep
 from snugfit.runs.loop_result import LoopResult, Position, all_finite, finite
@@ -28,6 +28,7 @@ from snugfit.techniques.batch_share import largest_share
 from snugfit.techniques.loading.apply import fetch
 from snugfit.training.course import Course, Observer
 from snugfit.training.evaluation import Evaluation, evaluated_at_once, read
+from snugfit.training.other_model import OtherModelError
 from snugfit.workloads.data.splits import Splits
 from snugfit.workloads.loader import batches, steps_per_epoch
 
@@ -76,9 +77,16 @@ class Loop:
     def resume(self) -> bool:
         """Takes up the newest undamaged checkpoint and returns True; False where the run never saved one."""
         self.run_dir.check_checkpoints()
-        state = self.run_dir.checkpoints.load_newest(self.run_dir.parts_of(self.trainer))
+        try:
+            state = self.run_dir.checkpoints.load_newest(self.run_dir.parts_of(self.trainer))
+            if state is not None:
+                self.course.resume(state)
+        except OtherModelError as error:
+            raise InputError(
+                f"the run in {str(self.run_dir.path)!r} cannot go on with another model: {error} Put back what builds "
+                f"it, or start another run ({option('overwrite')} in place of {option('resume')}, or another folder)."
+            ) from error
         if state is not None:
-            self.course.resume(state)
             for name, value in state["position"].items():
                 setattr(self.at, name, value)
             self.best.resume(self.at.best)

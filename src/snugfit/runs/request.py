@@ -81,6 +81,12 @@ class Request:
     given: Given = dataclasses.field(default=Given(), compare=False)
     """What came as Python objects, of which `model` and `data` are then only names; not kept."""
 
+    @property
+    def model_file(self) -> Path | None:
+        """The file whose function builds the model; None for other models."""
+        path = self.model.rpartition(":")[0]
+        return Path(path).expanduser() if self.given.model is None and path.endswith(".py") else None
+
     def to_mapping(self) -> dict[str, Any]:
         """Returns plain data for `workload.yaml`."""
         plain = {name: getattr(self, name) for name in NAMES}

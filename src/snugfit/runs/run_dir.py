@@ -21,6 +21,7 @@ from snugfit.atomic_file import TEMPORARY_PREFIX, remove_leftovers, replaced_fil
 from snugfit.errors import InputError, TrainingError, option
 from snugfit.recipe import Recipe
 from snugfit.runs.run_files import (
+    CODE,
     DATA,
     METRICS,
     PLAN,
@@ -32,6 +33,7 @@ from snugfit.runs.run_files import (
     WORKLOAD,
     RunFiles,
     check_held,
+    checksum,
     holds_run,
 )
 from snugfit.training.run_results import BEST, CHECKPOINTS, remove_results
@@ -123,7 +125,7 @@ class RunDirectory(RunFiles):
             was_run = (path / _LOCK).exists()
             run = cls(path, keep=keep)
             # The workload makes the directory a run, so it goes first when a run is removed and is written last.
-            for name in (WORKLOAD, RECIPE, PLAN, METRICS, SUMMARY, SAVED, START, DATA, SHORTAGES):
+            for name in (WORKLOAD, RECIPE, PLAN, METRICS, SUMMARY, SAVED, START, DATA, CODE, SHORTAGES):
                 (path / name).unlink(missing_ok=True)
             if was_run:
                 remove_results(path)
@@ -168,6 +170,10 @@ class RunDirectory(RunFiles):
     def note_data(self, fingerprint: str) -> None:
         """Records a fingerprint of the data that the run begins with."""
         self._note({DATA: f"{fingerprint}\n"})
+
+    def note_code(self, file: Path) -> None:
+        """Records a checksum of the file whose function builds the model."""
+        self._note({CODE: f"{checksum(file)}\n"})
 
     def note_tuned(self, recipe: Recipe, plan: str) -> None:
         """Takes note of the recipe that the first steps have found to be the fastest, and of a `plan.json` that says so."""

@@ -18,11 +18,12 @@ nothing else. What is here reads; `run_dir.py` writes. Imports no torch.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
 
-from snugfit.errors import InputError, in_words, option
+from snugfit.errors import InputError, in_words, option, warn
 from snugfit.recipe import Recipe
 from snugfit.runs.request import Request
 from snugfit.training.run_results import CHECKPOINTS
@@ -35,8 +36,15 @@ START = ".start"
 """File with a fingerprint of the starting weights, where the run packs them and they came from a file."""
 DATA = ".data"
 """File with a fingerprint of the data that the run began with, where that is known by a name."""
+CODE = ".code"
+"""File with a checksum of the file whose function builds the model, where one does, as the run began."""
 SHORTAGES = ".out-of-memory"
 """File with a line for each process that ran out of memory, and for each recipe that was chosen then (`restart.py`)."""
+
+
+def checksum(file: Path) -> str:
+    """Returns a checksum of what a file holds."""
+    return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 def holds_run(path: Path) -> bool:
@@ -86,6 +94,15 @@ class RunFiles:
                 f"the data of the run in {str(self.path)!r} has changed since it began: it has other samples or classes, so "
                 "that what is trained and tested on would be cut otherwise. Put it back as it was, or start another run "
                 f"({option('weights')}: from what this one has learned)."
+            )
+
+    def check_code(self, file: Path) -> None:
+        """Warns where the file that builds the model has changed since the run began; an older run does not know."""
+        noted = self.path / CODE
+        if noted.is_file() and noted.read_text(encoding="utf-8").strip() != checksum(file):
+            warn(
+                f"{file} has changed since the run in {str(self.path)!r} began. If that changes what the model computes, "
+                "this is not the run any more that was stopped: put the file back as it was, or start another run."
             )
 
     def _last_saved(self) -> int | None:

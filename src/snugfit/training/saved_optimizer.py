@@ -11,13 +11,14 @@ from torch.optim import Optimizer
 from snugfit.errors import InputError
 from snugfit.techniques.own_optimizer import STORAGE
 from snugfit.techniques.parameter_update import JointUpdate, Settings
+from snugfit.training.other_model import OtherModelError
 
 _KERNEL_SETTINGS = ("fused", "foreach", "capturable")
 """Settings of torch's optimizers that choose kernels and change no result."""
 
 
 def load_saved(optimizer: Optimizer, parts: Sequence[JointUpdate], state: dict[str, Any]) -> None:
-    """Loads the state_dict of this or another optimizer over the same groups; `InputError` for other parameters.
+    """Loads the state_dict of this or another optimizer over the same groups; `OtherModelError` for other parameters.
 
     `parts`: the parts of the update that the optimizer takes.
     """
@@ -31,7 +32,7 @@ def load_saved(optimizer: Optimizer, parts: Sequence[JointUpdate], state: dict[s
     try:
         optimizer.load_state_dict({**state, "param_groups": groups})
     except ValueError as error:
-        raise InputError(f"the saved optimizer does not fit this model: {error}") from error
+        raise OtherModelError(f"the saved optimizer does not fit this model: {error}.") from error
     finally:
         _swap(optimizer, {host: weight for weight, host in hosts.items()})
     for part in parts:

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from snugfit.errors import InputError
 from snugfit.techniques.shard.apply import local
+from snugfit.training.other_model import check_shapes
 
 if TYPE_CHECKING:
     from snugfit.training.trainer import Trainer
@@ -72,12 +72,9 @@ def spread_as(share: Tensor, layout: Tensor, mesh: DeviceMesh | None = None) -> 
 
 
 def load_shares(model: nn.Module, shares: Mapping[str, Any]) -> None:
-    """Loads this process's share of everything in the model's `state_dict`; `InputError` for another model's."""
+    """Loads this process's share of everything in the model's `state_dict`; `OtherModelError` for another model's."""
     own = model.state_dict()
-    unlike = sorted(own.keys() ^ shares.keys())
-    unlike += [name for name in own.keys() & shares.keys() if _shape(own[name]) != _shape(shares[name])]
-    if unlike:
-        raise InputError(f"the saved model does not fit this one: {', '.join(unlike[:4])} differ.")
+    check_shapes(*({name: _shape(value) for name, value in held.items()} for held in (own, shares)))
     with torch.no_grad():
         for name, value in own.items():
             if isinstance(value, Tensor):

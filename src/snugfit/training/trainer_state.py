@@ -9,6 +9,7 @@ from typing import Any
 from torch import Generator, amp, nn
 
 from snugfit.techniques.shard.ranks import Ranks
+from snugfit.training.other_model import check_shapes, shapes
 from snugfit.training.switch import Rebuild
 from snugfit.training.update import Update
 
@@ -97,7 +98,11 @@ class TrainerState:
                 holds of it.
         """
         if self.ranks is None:
-            self.model.load_state_dict(state["model"])
+            try:
+                self.model.load_state_dict(state["model"])
+            except RuntimeError:
+                check_shapes(shapes(self.model.state_dict()), shapes(state["model"]))
+                raise
         else:
             from snugfit.training.shares import load_shares
 

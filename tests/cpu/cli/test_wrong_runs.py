@@ -46,6 +46,10 @@ def write(name, content):
     return lambda run: (run / name).write_bytes(content)
 
 
+def edit(run, old, new):
+    replace("model.py", old, new)(run.parent)
+
+
 BROKEN = {
     "no YAML": (write("workload.yaml", b"{\n"), ["run/workload.yaml", "is not YAML", "field: value"]),
     "not UTF-8": (write("workload.yaml", b"\x80\x81"), ["run/workload.yaml", "is not UTF-8"]),
@@ -72,6 +76,14 @@ BROKEN = {
     "checkpoints gone": (lambda run: shutil.rmtree(run / "checkpoints"), ["had a checkpoint after step 4", "--overwrite"]),
     "another function": (replace("workload.yaml", "model.py:build", "model.py:bild"), ["'bild'", "did you mean 'build'"]),
     "model file gone": (lambda run: (run.parent / "model.py").unlink(), ["'model.py' does not exist"]),
+    "another width": (
+        lambda run: edit(run, "width=16", "width=8"),
+        ["4.weight has shape [8, 256] and was saved with [16, 256]", "Put back what builds it", "--overwrite"],
+    ),
+    "another layer": (
+        lambda run: edit(run, "nn.Dropout(dropout),", "nn.Linear(width, width), nn.Dropout(dropout),"),
+        ["8.weight is new", "Put back what builds it"],
+    ),
     "other number of classes": (
         replace("workload.yaml", "model_args: []", "model_args: [num_classes=nine]"),
         ["model.py:build"],
@@ -84,6 +96,12 @@ def test_a_broken_run_is_told_and_left_as_it_is(run, capsys, name):
     change, parts = BROKEN[name]
     change(run)
     check(wrong("train --run-dir run --resume --json", *parts), run.parent, capsys)
+
+
+def test_a_model_that_computes_something_else_is_told(run, capsys):
+    edit(run, "nn.ReLU(), nn.Flatten()", "nn.GELU(), nn.Flatten()")
+    assert main(["train", "--run-dir", "run", "--resume"]) == 0
+    assert "model.py has changed since the run in 'run' began" in capsys.readouterr().err
 
 
 def test_damaged_checkpoints_are_set_aside_and_told(run, capsys):
@@ -130,7 +148,8 @@ def test_resume_where_nothing_can_be_written(run, capsys, monkeypatch, number):
 
 def test_the_whole_run_goes_on(run, capsys):
     assert main(["train", "--run-dir", "run", "--resume"]) == 0
-    assert "going on after step 4 of 4" in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert "going on after step 4 of 4" in err and "has changed" not in err
 
 
 def test_listing_sees_every_change(tmp_path):

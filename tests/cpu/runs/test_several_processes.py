@@ -73,6 +73,15 @@ def test_another_number_of_processes_goes_on_with_the_same_update(folder):
     assert difference(folder / "one", folder / "two") < 1e-5
 
 
+@pytest.mark.parametrize("saved_by", [both, alone])
+def test_a_model_that_has_changed_since_is_refused(folder, saved_by):
+    saved_by(folder, *RUN, "--max-steps", "3", "--run-dir", "two")
+    (folder / "model.py").write_text(MODEL.replace("nn.Linear(width, width), nn.ReLU()", "nn.ReLU()"))
+    codes, said, _ = both(folder, "train", "--run-dir", "two", "--resume", "--max-steps", "6")
+    assert codes == [2, 2] and "4.weight is gone" in said and "Put back what builds it" in said, said
+    assert said.count("model.py has changed since") == 1
+
+
 def test_microbatches_that_change_the_update_are_found_before_the_first_step(folder):
     run = [*RUN, "--microbatch-size", "4", "--max-steps", "1", "--no-evaluate"]
     codes, said, found = both(folder, *of_model("coupled", run), "--shard", "full", "--run-dir", "coupled")
