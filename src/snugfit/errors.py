@@ -110,6 +110,10 @@ class TrainingError(SnugfitError):
     """Whether the process that has started this one reports the error, so that this one must not."""
 
 
+class NotFiniteError(TrainingError):
+    """The loss or a gradient of a step is not finite: says which, and what may help."""
+
+
 class OutOfMemoryError(DoesNotFitError, TrainingError):
     """Training needs more memory than there is, whatever was tried; `undone` says what became of the step."""
 

@@ -151,8 +151,9 @@ class RunConfig:
         if budget is not None and parse_bytes(budget, what="budget") != chosen.budget_bytes:
             planned = "no budget" if chosen.budget_bytes is None else format_bytes(chosen.budget_bytes)
             raise InputError(
-                f"{option('budget')} is {budget!r}; the run was planned for {planned}, and goes on by its plan. Leave "
-                f"{option('budget')} out, or start another run."
+                f"{option('budget')} is {budget!r}; the run was planned for {planned}, and is not planned anew. "
+                f"Leave {option('budget')} out, give a recipe that needs less ({option('recipe FILE')}, such as "
+                f"`snugfit plan ... {option('budget')} {budget} -o FILE` writes), or start another run."
             )
         return cls(request=request, chosen=chosen, run_dir=path, resume=True, tune=tune, **ways)
 
@@ -170,10 +171,17 @@ class RunConfig:
         summary = RunFiles(self.run_dir).read_summary() if self.resume else None
         return None if summary is None or not _is_finished(self.request.settings, summary) else summary
 
-    def what_is_saved(self) -> str:
-        """Returns a sentence on what the run leaves when it is interrupted, and how to go on with it."""
+    def what_is_saved(self, *, may_recur: bool = False) -> str:
+        """Returns sentences on what the run leaves when it is interrupted, and how to go on with it.
+
+        `may_recur`: whether the same run may be interrupted in the same way again.
+        """
         paths = sorted((self.run_dir / CHECKPOINTS).glob("step-*.ckpt"))
         saved = f"Saved: {paths[-1]}." if paths else "No checkpoint was saved yet, so the run starts over."
+        if may_recur and not paths:
+            return f"No checkpoint was saved yet: start again with other settings and {option('overwrite')}."
+        if may_recur:
+            saved = f"If it happens again, start another run with other settings ({option('overwrite')}). {saved}"
         return f"{saved} Go on with: {resume_command(self.run_dir, self.request, self.rdzv)}"
 
 
@@ -214,6 +222,12 @@ def _changed(
     ]
     problems = [f"{name} is {new!r}; the run has {old!r}." for name, new, old in fixed if new != old]
     if problems:
+        lengthened = [name for name, new, old in fixed if new != old and name in CHANGEABLE]
+        if lengthened:
+            problems[-1] += (
+                f" By the {settings.lr_schedule} schedule the learning rate of each step depends on the number of steps, so "
+                "with another number it is another run."
+            )
         problems[-1] += (
             " Leave that out, or start another run. What may change here: "
             f"{', '.join(free)}, device, and the recipe except precision, optimizer, adapter and quantize."
@@ -229,8 +243,8 @@ def _changed(
         )
     elif settings.ranks != stored.settings.ranks:
         warn(
-            f"the run goes on in {settings.ranks} processes, and had {stored.settings.ranks}: its weights will agree with "
-            "those of a run that was never stopped up to rounding, not bitwise."
+            f"the run goes on in {settings.ranks} process{'es' * (settings.ranks > 1)}, and had {stored.settings.ranks}: "
+            "its weights will agree with those of a run that was never stopped up to rounding, not bitwise."
         )
     _check_objects(stored, given)
     device = told.get("device") or stored.device
@@ -255,6 +269,7 @@ def _is_finished(settings: Workload, summary: Mapping[str, Any]) -> bool:
     """Whether a run with a result has nothing left to do, at its length and patience of now."""
     best, patience = summary.get("best"), settings.patience
     early = summary.get("stopped_early") and patience is not None and best and best["evaluations_since"] >= patience
-    # As long as before, unless more is asked for.
-    wanted = settings.max_steps or settings.epochs * summary.get("steps_per_epoch", 1)
-    return bool(early) or summary["steps"] >= wanted
+    each = summary.get("steps_per_epoch")
+    wanted = settings.max_steps or (settings.epochs * each if each else summary["steps"])
+    # One that is asked for less goes on, and is told so.
+    return bool(early and summary["steps"] <= wanted) or summary["steps"] == wanted

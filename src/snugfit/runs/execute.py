@@ -16,7 +16,7 @@ from typing import Any
 from torch import nn
 
 from snugfit.device_kinds import CPU
-from snugfit.errors import OutOfMemoryError, TrainingError, TrainingStopped, note
+from snugfit.errors import NotFiniteError, OutOfMemoryError, TrainingError, TrainingStopped, note
 from snugfit.measure.meter import Meter, memory_reader, meter_for
 from snugfit.runs import others, restart
 from snugfit.runs.budget_watch import BudgetWatch
@@ -66,6 +66,8 @@ def execute(config: RunConfig) -> TrainResult:
         code = config.request.model_file
         if run_dir is not None and code is not None and processes.first:
             run_dir.check_code(code)
+        if run_dir is not None:
+            run_dir.check_length(job.steps)
         chosen = processes.from_first(lambda: _decided(config, job, where, processes))
         where.check(chosen.recipe)
         chosen = with_rivals_to_time(chosen, where, job.steps)
@@ -187,7 +189,7 @@ def _saying_what_is_saved(config: RunConfig, trainer: Trainer) -> Iterator[None]
             if trainer.ranks is not None:
                 restart.note(config.run_dir, trainer, error.cause)
             error.left_to_others = ours  # whoever has started the processes starts them again, or says it
-        error.args = (f"{error} {config.what_is_saved()}",)
+        error.args = (f"{error} {config.what_is_saved(may_recur=isinstance(error, NotFiniteError))}",)
         raise
     except RuntimeError as error:
         if others.current is None or not others.current.lost():

@@ -105,6 +105,15 @@ class RunFiles:
                 "this is not the run any more that was stopped: put the file back as it was, or start another run."
             )
 
+    def check_length(self, steps: int) -> None:
+        """Raises `InputError` where a run of so many steps would have ended before the last checkpoint of this one."""
+        done = self._last_saved()
+        if done is not None and steps < done:
+            raise InputError(
+                f"the run in {str(self.path)!r} has done {done} steps, and {steps} are asked for ({option('epochs')}, "
+                f"{option('max_steps')}): none can be taken back. Ask for more, leave that out, or start another run."
+            )
+
     def _last_saved(self) -> int | None:
         """The step of the last checkpoint, None where none was written; a summary follows a checkpoint."""
         summary = self.read_summary()

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from snugfit.device_kinds import kind_of, module_of
-from snugfit.errors import TrainingError
+from snugfit.errors import NotFiniteError
 from snugfit.private_torch import NormBase
 from snugfit.techniques.shard.ranks import Ranks
 
@@ -104,7 +104,7 @@ class Health:
         self._late.put(step, torch.stack((loss.detach().float(), norm.float())))
 
     def check(self, *, wait: bool = False) -> None:
-        """Raises `TrainingError` for a bad step among those whose values have arrived; `wait`: waits for all."""
+        """Raises `NotFiniteError` for a bad step among those whose values have arrived; `wait`: waits for all."""
         for step, (loss, norm) in self._late.arrived(wait=wait):
             if self._precision == "16-mixed":
                 if norm < SMALLEST_LOSS_SCALE:
@@ -117,7 +117,7 @@ class Health:
                 self.stop(step, f"the loss is finite ({loss:.4g}), but a gradient is not", partly=self._in_backward)
 
     def stop(self, step: int, cause: str, *, partly: bool = False) -> NoReturn:
-        """Raises the `TrainingError` that ends the run.
+        """Raises the `NotFiniteError` that ends the run.
 
         `partly`: whether some parameters were updated before the cause was found.
         """
@@ -134,7 +134,7 @@ class Health:
         self.bad_step = step
         self._bad = None
         self._late.clear()
-        raise TrainingError(f"step {step}: {cause}. {kept} {advice}")
+        raise NotFiniteError(f"step {step}: {cause}. {kept} {advice}")
 
 
 class Statistics:

@@ -78,7 +78,8 @@ def test_digits_from_command_to_plain_model(folder):
         *("train_loss", "validation_loss", "validation_accuracy", "test_loss", "test_accuracy")
     }
     assert sorted(path.name for path in (folder / "run").iterdir() if path.name not in (".lock", ".saved")) == [
-        *(".data", "checkpoints", "metrics.jsonl", "model.safetensors", "recipe.yaml", "summary.json", "workload.yaml")
+        *(".code", ".data", "checkpoints", "metrics.jsonl", "model.safetensors", "recipe.yaml"),
+        *("summary.json", "workload.yaml"),
     ]
     assert json.loads((folder / "run" / "summary.json").read_text()) == result
     own_model(folder).load_state_dict(weights, strict=True)
@@ -174,7 +175,9 @@ def test_loss_that_is_not_finite_is_exit_4(here, capsys):
     assert main(words("--lr", "1e38", "--optimizer", "sgd", "--run-dir", "run", "--save-every", 1, "--json")) == 4
     out, err = capsys.readouterr()
     assert out == ""
-    assert "Its update was not taken" in err
+    assert (
+        "Its update was not taken" in err and "start another run with other settings (--overwrite). Saved: run" in err
+    )
     assert err.endswith("Go on with: snugfit train --run-dir run --resume\n") and "Saved: run/checkpoints/step-" in err
 
 
@@ -252,6 +255,15 @@ def test_finished_run_can_be_made_longer(here, capsys):
     assert main(["train", "--run-dir", "run", "--resume"]) == 0
     assert "is finished" in capsys.readouterr().err
     assert json.loads((here / "run" / "summary.json").read_text())["steps"] == 5
+
+
+def test_a_run_is_not_made_shorter_than_it_is(here, capsys):
+    assert main(words("--run-dir", "run")) == 0
+    for step in (3, 2):  # finished, and stopped before it was
+        assert main(["train", "--run-dir", "run", "--resume", "--max-steps", str(step - 1)]) == 2
+        assert f"has done 3 steps, and {step - 1} are asked for (--epochs, --max-steps)" in capsys.readouterr().err
+        (here / "run" / "summary.json").unlink(missing_ok=True)
+    assert main(["train", "--run-dir", "run", "--resume"]) == 0
 
 
 def test_killed_before_the_first_checkpoint_it_starts_over(here, capsys):

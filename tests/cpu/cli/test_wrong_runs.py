@@ -130,7 +130,7 @@ CHANGES = [
     wrong("train --run-dir run --resume --lr 1 --data digits --seed 3", "3 problems"),
     wrong("train model.py:build --data digits --run-dir run", "already holds a run", "--overwrite"),
     wrong("train --run-dir run --resume --overwrite", "give one of them"),
-    wrong("train --run-dir run --resume --budget 1GiB", "planned for no budget", "start another run"),
+    wrong("train --run-dir run --resume --budget 1GiB", "planned for no budget", "--recipe FILE", "start another run"),
     wrong("train --run-dir run --resume --recipe absent.yaml", "absent.yaml"),
 ]
 

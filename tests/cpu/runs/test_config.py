@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from snugfit.errors import RecipeError, TrainingStopped
+from snugfit.errors import RecipeError, SnugfitWarning, TrainingStopped
 from snugfit.recipe import Recipe
 from snugfit.runs.config import RunConfig
 from snugfit.runs.request import NAMES, Given
@@ -67,6 +67,27 @@ def test_what_is_trained_stays(tmp_path, change):
         resumed(tmp_path / "run", **change)
 
 
+def test_a_schedule_says_why_it_has_a_length(tmp_path):
+    kept(tmp_path / "run", max_steps=4, lr_schedule="cosine")
+    for change in ({"max_steps": 5}, {"epochs": 3}):
+        with pytest.raises(
+            RecipeError, match="By the cosine schedule the learning rate of each step depends on the number"
+        ):
+            resumed(tmp_path / "run", **change)
+    with pytest.raises(RecipeError) as error:
+        resumed(tmp_path / "run", lr=0.5)
+    assert "depends on" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "said"), [(2, 1, "in 1 process, and had 2"), (1, 2, "in 2 processes, and had 1")]
+)
+def test_another_number_of_processes_is_told(tmp_path, before, now, said):
+    kept(tmp_path / "run", max_steps=4, gpus=before)
+    with pytest.warns(SnugfitWarning, match=said):
+        resumed(tmp_path / "run", gpus=now)
+
+
 def test_a_finished_run_has_a_result_until_it_is_made_longer(tmp_path):
     config = kept(tmp_path / "run", max_steps=4)
     assert resumed(tmp_path / "run").result() is None
@@ -74,6 +95,7 @@ def test_a_finished_run_has_a_result_until_it_is_made_longer(tmp_path):
         run.write_summary({"steps": 4})
     assert resumed(tmp_path / "run").result() == {"steps": 4} and config.result() is None
     assert resumed(tmp_path / "run", max_steps=5).result() is None
+    assert resumed(tmp_path / "run", max_steps=3).result() is None  # goes on, to be told that it has done more
 
 
 def test_it_is_made_without_torch():

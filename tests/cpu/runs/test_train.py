@@ -292,7 +292,7 @@ def test_the_process_stays_as_it_is(here):
 
 
 def test_training_that_fails_says_what_is_saved(here):
-    with pytest.raises(TrainingError, match=r"the loss is nan.*No checkpoint was saved yet.*resume=True"):
+    with pytest.raises(TrainingError, match=r"the loss is nan.*No checkpoint was saved yet: start again.*overwrite"):
         own(loss=lambda output, batch: output.sum() * float("nan"))
 
 
