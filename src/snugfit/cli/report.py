@@ -51,14 +51,14 @@ def run(args: argparse.Namespace) -> int:
 def _document(path: Path) -> dict[str, Any]:
     """Returns what a page shows of a run directory or a file; `InputError` where it is none of ours."""
     named = repr(str(path))
-    document, plan, source = _read_run(path) if path.is_dir() else (_read_file(path), None, path)
+    document, plan, source, rows = _read_run(path) if path.is_dir() else (_read_file(path), None, path, [])
     kind = kind_of(document)
     if kind is None:
         raise InputError(_not_ours(document, named))
     planned = plan if plan is not None else document if kind == "plan" else None
     budgets = None if planned is None else budgets_of(planned, str(source))
     try:
-        return shown(document, name=str(path), budgets=budgets, plan=plan, source=str(source))
+        return shown(document, name=str(path), budgets=budgets, plan=plan, source=str(source), rows=rows)
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         raise InputError(
             f"{named} was altered, or written by another version of snugfit ({in_words(error)}). "
@@ -71,22 +71,25 @@ def _read_file(path: Path) -> Any:
     return read_json(path, repr(str(path)), instead=instead, missing=instead)
 
 
-def _read_run(path: Path) -> tuple[Any, Any, Path]:
-    """Returns the result of a run, its plan if it was planned, and the file of the plan."""
+def _read_run(path: Path) -> tuple[Any, Any, Path, list[Any]]:
+    """Returns the result of a run, or what there is of one; its plan if it was planned, the plan's file, and its metrics."""
     files = RunFiles(path)
     if not holds_run(path):
         ladder = path / "ladder.json"
         if ladder.is_file():
-            return _read_file(ladder), None, ladder
+            return _read_file(ladder), None, ladder, []
         raise InputError(f"{str(path)!r} is no run directory: it holds no run. Give {_SHOWN}.")
-    summary = files.read_summary()
-    if summary is None:
+    found, rows = files.read_summary(), files.read_metrics()
+    if found is None and not rows:
         raise InputError(
-            f"the run in {str(path)!r} has no result: it is not finished. Go on with it (snugfit train --run-dir {path} "
-            "--resume), and report it then."
+            f"the run in {str(path)!r} has no result: it is not finished, and no step of it is written down yet. Go on with "
+            f"it (snugfit train --run-dir {path} --resume), and report it then."
         )
+    if found is None:
+        request, recipe = files.read_request().to_mapping(), files.read_recipe().to_mapping()
+        found = {"workload": request, "recipe": recipe, "rows": rows, "saved_step": files.last_saved()}
     source = path / PLAN
-    return summary, _read_file(source) if source.exists() else None, source
+    return found, _read_file(source) if source.exists() else None, source, rows
 
 
 def _not_ours(document: Any, named: str) -> str:

@@ -74,7 +74,7 @@ class RunFiles:
 
     def check_checkpoints(self) -> None:
         """Raises `InputError` where checkpoints were saved and are gone; a run that never saved may start over."""
-        step = self._last_saved()
+        step = self.last_saved()
         folder = self.path / CHECKPOINTS
         if step is None or any(folder.glob("*.ckpt")):
             return
@@ -107,15 +107,15 @@ class RunFiles:
 
     def check_length(self, steps: int) -> None:
         """Raises `InputError` where a run of so many steps would have ended before the last checkpoint of this one."""
-        done = self._last_saved()
+        done = self.last_saved()
         if done is not None and steps < done:
             raise InputError(
                 f"the run in {str(self.path)!r} has done {done} steps, and {steps} are asked for ({option('epochs')}, "
                 f"{option('max_steps')}): none can be taken back. Ask for more, leave that out, or start another run."
             )
 
-    def _last_saved(self) -> int | None:
-        """The step of the last checkpoint, None where none was written; a summary follows a checkpoint."""
+    def last_saved(self) -> int | None:
+        """Returns the step of the last checkpoint, None where none was written; a summary follows a checkpoint."""
         summary = self.read_summary()
         finished = None if summary is None else int(summary["steps"])
         try:

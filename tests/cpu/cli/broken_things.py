@@ -233,7 +233,7 @@ def _make_runs(folder: Path) -> None:
     """Runs without an adapter, without its weights, not finished, altered."""
     packed = Recipe(adapter="lora", quantize="int8")
     llama = "hf:llama/config.json"
-    models = {"plain": llama, "run": llama, "early": llama, "altered": llama, "damaged": llama}
+    models = {"plain": llama, "run": llama, "early": llama, "metrics_odd": llama, "altered": llama, "damaged": llama}
     for name, model in {**models, "of_python": "python:build", "gone": "hf:was/here"}.items():
         RunDirectory.create(folder / name, Recipe() if name == "plain" else packed, _request(model)).close()
         if name not in ("plain", "early"):
@@ -242,6 +242,7 @@ def _make_runs(folder: Path) -> None:
             config = {"peft_type": "LORA", "r": 1, "target_modules": ["q_proj"]}
             (adapter / "adapter_config.json").write_text("{" if name == "damaged" else json.dumps(config))
             (adapter / "adapter_model.safetensors").write_bytes(b"\x02\0\0\0\0\0\0\0{}")
+    (folder / "metrics_odd" / "metrics.jsonl").write_text("[1]\n")
     (folder / "altered" / "workload.yaml").write_text("model: m.py:f\n")
 
 

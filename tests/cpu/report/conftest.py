@@ -2,6 +2,7 @@
 
 import copy
 import json
+import shutil
 
 import pytest
 from shown_models import BATCH, FORBIDDEN, Hostile, cross_entropy
@@ -12,7 +13,7 @@ import snugfit
 
 @pytest.fixture(scope="session")
 def documents(pool, tmp_path_factory):
-    """A folder with plan.json, before.json, after.json, cards.json, gpus.json, predicted/, ladder/ and run/."""
+    """A folder with plan.json, before.json, after.json, cards.json, gpus.json, predicted/, ladder/, run/ and stopped/."""
     folder = tmp_path_factory.mktemp("documents")
 
     def estimated(name, **how):
@@ -30,6 +31,8 @@ def documents(pool, tmp_path_factory):
         nn.Sequential(nn.Flatten(), nn.Linear(192, 10)), "digits", max_steps=2, batch_size=32, predict=True,
         run_dir=folder / "run", device="cpu", progress=False,
     )  # fmt: skip
+    shutil.copytree(folder / "run", folder / "stopped")
+    (folder / "stopped" / "summary.json").unlink()
     for place, taken in (("predicted", "predicted"), ("ladder", "measured")):
         (folder / place).mkdir()
         rungs = [_rung(name, found, taken) for name, found in (("plain", before), ("checkpoint", after))]

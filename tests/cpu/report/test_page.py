@@ -22,6 +22,7 @@ from snugfit.recipe import Recipe
 from snugfit.report.page import page_data
 from snugfit.report.page.comparison import _timelines
 from snugfit.report.page.dial import dial
+from snugfit.report.page.sections import curve
 from snugfit.simulator.request import NamedModel
 from snugfit.units import GIB, MIB, format_bytes, format_seconds
 from snugfit.workload import Workload
@@ -48,7 +49,8 @@ PARTS = {
     "before.json": {"facts", "anatomy", "timeline", "largest"},
     "cards.json": {"facts", "anatomy", "timeline", "largest", "cards"},
     "gpus.json": {"facts", "anatomy", "timeline", "largest", "ranks"},
-    "run": {"facts", "measured"},
+    "run": {"facts", "measured", "curve"},
+    "stopped": {"facts", "curve"},
     "ladder": {"rungs"},
 }
 
@@ -146,6 +148,27 @@ def test_what_a_run_measured_stands_beside_what_was_predicted(report, documents)
     assert row["measured"] == summary["measured"]["peak_tensor_bytes"]
     assert row["predicted"] == summary["predicted"]["peak_tensor_bytes"]
     assert table["rows"][0][3] == f"{row['predicted'] / row['measured'] - 1:+.2%}"
+
+
+def test_the_page_of_a_run_that_was_stopped_says_how_far_it_came(report, documents):
+    _, data = report("stopped")
+    (document,) = data["documents"]
+    assert document["title"].endswith("on digits, not finished")
+    facts = dict(document["sections"]["facts"]["rows"])
+    assert facts["trained"] == "2 steps of 32 so far, of 2 steps" and facts["saved"] == "a checkpoint after step 2"
+    rows = [json.loads(row) for row in (documents / "stopped" / "metrics.jsonl").read_text().splitlines()]
+    found = {line["name"]: line["points"] for line in document["sections"]["curve"]["lines"]}
+    assert found["training loss"] == [[row["step"], row["loss"]] for row in rows if "loss" in row] and rows
+    assert [step for step, _ in found["validation loss"]] == [2]
+    assert "validation accuracy" in document["sections"]["curve"]["table"]["rows"][2][1]
+
+
+def test_a_long_run_is_thinned_and_keeps_its_end():
+    rows = [{"step": step, "epoch": 0, "loss": None if step == 2 else 1 / step, "lr": 0.1} for step in range(1, 5001)]
+    found = curve([*rows, {"step": 5000, "epoch": 0, "validation_loss": 0.5}])
+    assert len(found["table"]["rows"]) < 310 and found["table"]["rows"][0] == ["1", "training loss 1, lr 0.1"]
+    assert found["lines"][0]["points"][-1][0] > 4900 and found["lines"][1]["points"] == [[5000, 0.5]]
+    assert curve([]) is None and curve([{"step": 2, "loss": None}]) is None
 
 
 def points(*rows, **more):

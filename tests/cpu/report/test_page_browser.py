@@ -18,6 +18,7 @@ DOCS = Path(__file__).parents[3] / "docs"
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing() or "there is a browser")
 PAGES = {
     "plan": ["plan.json"], "cards": ["cards.json"], "gpus": ["gpus.json"], "run": ["run"], "ladder": ["ladder"],
+    "stopped": ["stopped"],
     "change": ["before.json", "after.json"], "plans": ["plan.json", "plan.json"], "ladders": ["predicted", "ladder"],
 }  # fmt: skip
 

@@ -205,6 +205,19 @@ function cardOptions(rows) {
   };
 }
 
+// --- losses
+
+function curveOptions(lines) {
+  const axis = { type: "value", scale: true, ...axisStyle() };
+  return {
+    legend: legend(), grid: { left: 8, right: 26, top: 42, bottom: 26, containLabel: true },
+    xAxis: { ...axis, name: "step", nameLocation: "middle", nameGap: 26 }, yAxis: axis,
+    series: lines.map(({ name, points }, i) => ({ type: "line", name, color: style(i ? "second" : "first"), showSymbol: points.length < 30, data: points })),
+    tooltip: { ...tooltip(), trigger: "axis", formatter: found =>
+      tip("step " + found[0].value[0], found.map(one => [one.seriesName, +one.value[1].toPrecision(4), one.color])) },
+  };
+}
+
 // --- memory against time
 
 function frontierOptions(dials, names) {

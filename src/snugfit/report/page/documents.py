@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from snugfit.recipe import Recipe
@@ -13,6 +13,7 @@ from snugfit.report.page.sections import (
     anatomy,
     by_gpus,
     cards,
+    curve,
     fidelity_in_words,
     largest,
     number,
@@ -53,6 +54,7 @@ def kind_of(document: Any) -> str | None:
 _KINDS = {
     "ladder": {"rungs", "left_out"},
     "run": {"measured", "predicted", "metrics", "run_dir"},
+    "unfinished run": {"workload", "rows", "saved_step"},
     "plan": {"estimate", "frontier", "budgets"},
     "profile": {"script", "largest_tensors"},
     "estimate": {"parameters", "anatomy_bytes", "devices", "batch_shape"},
@@ -66,15 +68,17 @@ def shown(
     budgets: Budgets | None = None,
     plan: Mapping[str, Any] | None = None,
     source: str = "",
+    rows: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
     """Returns the sections of a document; those that it holds nothing for are left out.
 
     `name`: what the page calls it. `budgets`: of a plan, or of the plan of a run. `plan`: of a run, what was planned.
-    `source`: the file of the plan, for commands.
+    `source`: the file of the plan, for commands. `rows`: of a run, its metrics.
     """
     kind = kind_of(document)
     assert kind is not None
     sections: dict[str, Section | None] = dict(_SECTIONS[kind](document))
+    sections["curve"] = curve(rows)
     if plan is not None:
         sections |= _planned(plan)
     held = document if kind == "plan" else plan
@@ -92,6 +96,9 @@ def shown(
 _TITLES: dict[str, Any] = {
     "ladder": lambda document: f"{document['preset'] or document['model']} on {document['device']}",
     "run": lambda document: f"{document['workload']['model']} on {document['workload']['data']}",
+    "unfinished run": lambda document: (
+        f"{document['workload']['model']} on {document['workload']['data']}, not finished"
+    ),
     "plan": lambda document: (
         f"{document['estimate']['title']} on {document['estimate']['device']} within "
         f"{format_bytes(document['budget_bytes'])}"
@@ -183,6 +190,17 @@ def _run(document: Mapping[str, Any]) -> Iterator[tuple[str, Section | None]]:
     yield "ranks", ranks((), measured.get("ranks") or ())
 
 
+def _unfinished(document: Mapping[str, Any]) -> Iterator[tuple[str, Section | None]]:
+    settings, saved = document["workload"]["settings"], number(document["saved_step"])
+    asked = f"{settings['epochs']} epochs" if settings["max_steps"] is None else f"{settings['max_steps']} steps"
+    facts = [
+        ("trained", f"{number(document['rows'][-1]['step'])} steps of {settings['batch_size']} so far, of {asked}"),
+        ("saved", "nothing yet" if saved is None else f"a checkpoint after step {saved}"),
+        ("recipe", recipe_of(document["recipe"])),
+    ]
+    yield "facts", {"rows": [list(row) for row in facts]}
+
+
 def beside(pairs: list[dict[str, Any]], times: list[dict[str, Any]] | None = None) -> Section | None:
     """Returns predicted beside measured: bytes, and seconds."""
     if not pairs:
@@ -254,6 +272,7 @@ def rung_bytes(rung: Mapping[str, Any]) -> dict[str, Any]:
 _SECTIONS: dict[str, Any] = {
     "ladder": _ladder,
     "run": _run,
+    "unfinished run": _unfinished,
     "plan": _plan,
     "profile": _profile,
     "estimate": _estimate,

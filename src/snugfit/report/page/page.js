@@ -4,6 +4,7 @@ const PARTS = {
   facts: ["In short", factsSection],
   dial: ["Another budget", dialSection],
   measured: ["Predicted beside measured", measuredSection],
+  curve: ["Losses", (section, found, title) => chart(section, title + ", step by step", 300, curveOptions(found.lines))],
   rungs: ["Memory by rung", (section, found, title) => {
     measuredSection(section, found, title);
     section.append(tableOf(found.table, title));

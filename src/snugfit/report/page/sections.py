@@ -224,3 +224,27 @@ def ranks(rows: Sequence[Mapping[str, Any]], measured: Sequence[Mapping[str, Any
         shown.append({"name": name, "bytes": next((peak for peak in peaks if peak is not None), 0)})
         cells.append((name, size(peaks[1] if peaks[1] is not None else peaks[2]), size(peaks[0]), size(row.get(host))))
     return {"rows": shown, "table": table(("process", "in tensors", "reserved", "on the host"), cells, right=(1, 2, 3))}
+
+
+def curve(rows: Sequence[Mapping[str, Any]]) -> Section | None:
+    """Returns the losses of a run, step by step, and as a table all that was found; `rows`: its metrics."""
+    names = {"loss": "training loss", "validation_loss": "validation loss"}
+    every = -(-len(rows) // _MOST_ROWS) or 1
+    kept = [row for at, row in enumerate(rows) if at % every == 0 or at == len(rows) - 1 or "loss" not in row]
+    lines = [
+        {
+            "name": words,
+            "points": [[number(row["step"]), number(row[key])] for row in kept if row.get(key) is not None],
+        }
+        for key, words in names.items()
+    ]
+    cells = []
+    for row in kept:
+        found = {key: number(value) for key, value in row.items() if key not in ("step", "epoch", "samples_per_second")}
+        words = (
+            f"{names.get(key, key).replace('_', ' ')} {'not finite' if value is None else format(value, '.4g')}"
+            for key, value in found.items()
+        )
+        cells.append((row["step"], ", ".join(words)))
+    drawn = [line for line in lines if line["points"]]
+    return {"lines": drawn, "table": table(("step", "found"), cells, right=(0,))} if drawn else None
