@@ -155,10 +155,14 @@ def _notes(recorder: ProfileRecorder, code: int, wanted: int, explained_bytes: i
     if recorder.cut_short:
         notes.append("Watching ended at the limit of events, in the middle of the run.")
     elif recorder.steps_seen < wanted:
-        notes.append(
-            f"{recorder.steps_seen or 'None'} of {wanted} optimizer steps were seen"
-            + ("." if recorder.steps_seen else ": there was none in this process's main thread.")
+        found = recorder.steps_seen or "None"
+        why = (
+            ""
+            if recorder.steps_seen
+            else ": there was none in this process's main thread, and the whole run was watched. An update by hand, or in "
+            "hooks of a backward pass, is no step of an optimizer"
         )
+        notes.append(f"{found} of {wanted} optimizer steps were seen{why}.")
     if recorder.device_index is not None and cublas.stays():
         size = format_bytes(cublas.workspace_bytes(torch.cuda.get_device_capability(recorder.device_index)))
         notes.append(

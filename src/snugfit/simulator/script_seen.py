@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import inspect
 import itertools
 import sys
 import sysconfig
@@ -59,7 +60,7 @@ class SeenOptimizer:
     algorithm: str
     """Its name among those of snugfit; `custom` for any other."""
     place: Place | None
-    """The call that makes it; None where a library does."""
+    """The call that makes it; None where a library does, or where it is of a class that is not torch's."""
     settings: tuple[str, ...]
     """Switches that are on."""
 
@@ -110,7 +111,7 @@ class Observer:
         self.lines: set[int] = set()
         """Lines of the script that were running when an optimizer was made."""
         self.any_made = False
-        """Whether any optimizer of torch.optim was made."""
+        """Whether any optimizer of torch.optim was made that can step."""
         self.put_on: Sequence[str] = ()
         """Statements that are run with the model that has no name, when its optimizer is made."""
 
@@ -132,8 +133,8 @@ class Observer:
         make, enter = Optimizer.__init__, autocast.__enter__
 
         def made(optimizer: Any, *args: Any, **kwargs: Any) -> None:
+            self.any_made |= _can_step(optimizer)  # before torch puts its hooks around the method of its class
             make(optimizer, *args, **kwargs)
-            self.any_made = True
             self.made.add(optimizer)
             if self.put_on:
                 _run(self.put_on, {id(weight) for group in optimizer.param_groups for weight in group["params"]})
@@ -147,10 +148,12 @@ class Observer:
         return [(Optimizer, "__init__", made), (autocast, "__enter__", entered)]
 
     def _around(self, frame: FrameType) -> tuple[Place | None, list[_Candidate]]:
-        frames = [one for one in _outwards(frame) if not _is_of_torch(one.f_code.co_filename)]
+        outside = [one for one in _outwards(frame) if not _is_of_torch(one.f_code.co_filename)]
+        frames = [one for one in outside if not _makes_optimizer(one)]
         self.lines |= {one.f_lineno for one in frames if self._is_script(one.f_code.co_filename)}
         candidates = [one for at, other in enumerate(frames) if _is_own(other) for one in _candidates(other, at)]
-        return (_place(frames[0]) if frames and _is_own(frames[0]) else None), candidates
+        of_torch = outside[:1] == frames[:1]  # the class: arguments of torch's are not those of somebody's own
+        return (_place(frames[0]) if frames and of_torch and _is_own(frames[0]) else None), candidates
 
     def stepped(self, optimizer: Any, modules: Any) -> None:
         """Takes down where an optimizer was made and what its models are called; `modules`: the recorder's."""
@@ -227,6 +230,21 @@ def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
     while frame is not None:
         yield frame
         frame = frame.f_back
+
+
+def _makes_optimizer(frame: FrameType) -> bool:
+    """Whether code is a constructor of an optimizer's class, torch's or somebody's own."""
+    from torch.optim import Optimizer
+
+    code = frame.f_code
+    return code.co_name == "__init__" and isinstance(frame.f_locals.get("".join(code.co_varnames[:1])), Optimizer)
+
+
+def _can_step(optimizer: Any) -> bool:
+    """Whether a class has a method `step` of its own: LOMO's, which updates in hooks of a backward pass, has none."""
+    from torch.optim import Optimizer
+
+    return inspect.unwrap(type(optimizer).step) is not inspect.unwrap(Optimizer.step)
 
 
 def _place(frame: FrameType) -> Place:

@@ -1,7 +1,7 @@
 """One run of a training script, watched: its models, its optimizer steps, its end.
 
 It ends where an optimizer begins a fourth step; loaders of data end early, so that an evaluation behind an epoch is seen as
-well. Where the weights are updated by hand, a backward pass counts as a step.
+well. Where the weights are updated by hand or in hooks (LOMO), a backward pass counts as a step.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ MOST_STEPS = 12
 MOST_CALLS = 2000
 """Calls of the model after which a script that has not stepped is given up."""
 BY_HAND = (
-    "the script updates its weights by hand (it made no optimizer of torch.optim): each backward pass counts as one step, "
-    "also where several are gathered for one update."
+    "the script updates its weights by hand or in its backward passes (it made no optimizer of torch.optim that steps): "
+    "each backward pass counts as one step, also where several are gathered for one update."
 )
 
 

@@ -14,6 +14,7 @@ from run_code import run_code
 from safetensors.torch import save_file
 
 from snugfit.cli import main
+from snugfit.profiler.profile import profile_script
 from snugfit.simulator.harmless import harmless
 
 
@@ -315,6 +316,39 @@ def test_updates_by_hand_step_with_each_backward_pass(tmp_path, capfd, monkeypat
     path = written(tmp_path, path.read_text().replace("range(1000)", "range(3)"))
     truth = measured_bytes(path, "--width", "4096")
     assert estimate["peak_allocated_bytes"] == pytest.approx(truth, rel=0.02)
+
+
+LOMO = """
+class Lomo(torch.optim.Optimizer):
+    def __init__(self, model):
+        self.weights = list(model.parameters())
+        for weight in self.weights:
+            weight.register_hook(self.update)
+        super().__init__(self.weights, {})
+    @torch.no_grad()
+    def update(self, gradient=None):
+        for weight in self.weights:
+            if weight.grad is not None:
+                weight.data.add_(weight.grad, alpha=-0.1)
+                weight.grad = None
+        return gradient
+optimizer, second = Lomo(model), Lomo(nn.Linear(2, 2))
+for number in range(1000):
+    model(torch.randn(64, 32, device=device)).square().mean().backward()
+    optimizer.update()
+print("went on")
+"""
+
+
+def test_updates_in_hooks_of_an_optimizer_without_a_step_are_steps(tmp_path, capfd, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = written(tmp_path, TRAINS.replace("optimizer = ", "# ") + LOMO)
+    _, estimate, err = estimated(capfd, path, "--width", "4096", device="cpu")
+    assert estimate is not None and "each backward pass counts as one step" in err and "went on" not in err, err
+    path = written(tmp_path, path.read_text().replace("range(1000)", "range(3)"))
+    truth = profile_script(str(path), ["--width", "4096"], with_advice=False)
+    assert estimate["peak_allocated_bytes"] == pytest.approx(truth.allocator_peak_bytes, rel=0.02)
+    assert "An update by hand, or in hooks of a backward pass, is no step" in truth.notes[0]
 
 
 def test_gathered_gradients_of_an_optimizer_are_one_step(tmp_path, capfd):
