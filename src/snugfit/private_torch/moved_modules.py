@@ -1,4 +1,4 @@
-"""Models that go to another device while somebody else holds their weights."""
+"""Models that go to another device while somebody else holds their weights, or with hooks on them."""
 
 from __future__ import annotations
 
@@ -9,16 +9,20 @@ import torch
 
 
 def moves(trained: Callable[[], bool]) -> list[tuple[Any, str, Any]]:
-    """Returns the replacement by which a model goes to another device whose weights somebody else holds, as DDP does.
+    """Returns the replacement by which a model goes to another device as one of real weights does.
 
-    Torch exchanges fake weights with others, which that bars; of real ones it sets `.data`. Behind the training (`trained`)
-    the model gets weights of its own instead: nobody else uses them any more.
+    Torch exchanges fake weights with others; of real ones it sets `.data`. Their hooks would stay with what they were. And
+    it does not exchange weights that somebody else holds, as DDP does: behind the training (`trained`) the model gets
+    weights of its own instead, as nobody else uses them any more.
     """
     apply = torch.nn.Module._apply
 
     def applied(module: torch.nn.Module, move: Any, *args: Any, **kwargs: Any) -> torch.nn.Module:
         try:
             moved: torch.nn.Module = apply(module, move, *args, **kwargs)  # type: ignore[no-untyped-call]
+            for weight in module._parameters.values():
+                if weight is not None:
+                    _hook_again(weight)
             return moved
         except RuntimeError as error:
             if not trained() or "Couldn't swap" not in str(error):
@@ -29,3 +33,10 @@ def moves(trained: Callable[[], bool]) -> list[tuple[Any, str, Any]]:
         return module
 
     return [(torch.nn.Module, "_apply", applied)]
+
+
+def _hook_again(weight: Any) -> None:
+    """Lets torch call the hooks that a weight names: to set them tells what is behind the Python object."""
+    for kind in ("_backward_hooks", "_post_accumulate_grad_hooks"):
+        if hooks := getattr(weight, kind):
+            setattr(weight, kind, hooks)

@@ -34,3 +34,17 @@ def test_weights_that_nobody_holds_stay_the_same_ones():
         before = list(map(id, model.parameters()))
         model.to(torch.float64)
         assert list(map(id, model.parameters())) == before
+
+
+def test_hooks_on_weights_that_are_exchanged_stay(monkeypatch):
+    monkeypatch.setattr(torch.__future__, "get_swap_module_params_on_conversion", lambda: True)  # as of fake weights
+    called = []
+    model = torch.nn.Linear(2, 1, bias=False)
+    before = model.weight.register_hook(lambda gradient: called.append("before"))
+    model.weight.register_post_accumulate_grad_hook(lambda weight: called.append("behind"))
+    with replaced(moves(lambda: False)):
+        model.to(torch.float64)
+    for expected in (["before", "behind"], ["before", "behind", "behind"]):
+        model(torch.zeros(1, 2, dtype=torch.float64)).sum().backward()
+        assert called == expected
+        before.remove()

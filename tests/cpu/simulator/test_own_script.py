@@ -321,21 +321,24 @@ def test_updates_by_hand_step_with_each_backward_pass(tmp_path, capfd, monkeypat
 LOMO = """
 class Lomo(torch.optim.Optimizer):
     def __init__(self, model):
-        self.weights = list(model.parameters())
+        self.weights, self.called = list(model.parameters()), 0
         for weight in self.weights:
             weight.register_hook(self.update)
         super().__init__(self.weights, {})
     @torch.no_grad()
     def update(self, gradient=None):
+        self.called += 1
         for weight in self.weights:
             if weight.grad is not None:
                 weight.data.add_(weight.grad, alpha=-0.1)
                 weight.grad = None
         return gradient
 optimizer, second = Lomo(model), Lomo(nn.Linear(2, 2))
+model.to(device)
 for number in range(1000):
     model(torch.randn(64, 32, device=device)).square().mean().backward()
     optimizer.update()
+    assert optimizer.called > number + 1
 print("went on")
 """
 
