@@ -258,10 +258,13 @@ class WatchedScript:
 
     @property
     def enough(self) -> bool:
-        """Whether the steps were seen: of a second optimizer, which may step less often, two."""
-        if not STEPS <= self.steps < MOST_STEPS:
-            return self.steps >= STEPS
-        return all(self._counts.get(optimizer, 0) > 1 for optimizer in self.observer.made)
+        """Whether the steps were seen: of LBFGS until its history is full; of a second optimizer, two."""
+        from snugfit.values.line_search import calls_until_full
+
+        most = (one for one, count in self._counts.items() if count == self.steps)
+        if self.steps < max([STEPS, *map(calls_until_full, most)]):
+            return False
+        return self.steps >= MOST_STEPS or all(self._counts.get(optimizer, 0) > 1 for optimizer in self.observer.made)
 
     def _reached(self, steps: int) -> None:
         if not self.steps:

@@ -1,8 +1,10 @@
 """torch's LBFGS in a simulation: it decides by the values of losses and gradients how long it goes on.
 
-It is told that it goes on to `max_iter`, that every iteration adds to its history until that is full, and that a line search
-takes its first point: what a step takes most memory with, but for the points that a longer line search keeps. What its
-closure asks is answered as everywhere else.
+It is told that it goes on to `max_iter`, and that every iteration adds to its history until that is full. From then on none
+does, as where a new batch bends the loss the other way: what would be added is held beside the whole history. And a line
+search then takes a second point, as one in ten real ones, for which it keeps two gradients; before, it takes its first, so
+that a step has as many iterations as it may. A search that goes on may keep two more (one in 1,000). What its closure asks
+is answered as everywhere else.
 
 Source: `torch/optim/lbfgs.py`, LBFGS.step and _strong_wolfe.
 """
@@ -14,6 +16,7 @@ import itertools
 import linecache
 import math
 import sys
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -23,9 +26,16 @@ from torch.optim import LBFGS
 from snugfit.attributes import Change
 from snugfit.values.read_values import ReadValues
 
-GOES_ON = "LBFGS was taken to go on to max_iter in every step, with a history that fills, and lines searched once"
-_HOLD = ("ys >", "abs(gtd_new) <=")
-"""Conditions of its code that hold in a run where all goes well: a history entry is added, a point of the line is taken."""
+GOES_ON = (
+    "LBFGS was taken to go on to max_iter in every step, with a history that fills and steps beside it that are not added, "
+    "and lines searched twice"
+)
+_TAKEN = "abs(gtd_new) <="
+"""The condition of its code by which a point of a line is taken."""
+_ADDED = "ys >"
+"""That by which an entry is added to the history."""
+_TOO_FAR = "f_new > (f +"
+"""That by which a point is too far out, so that one between it and the first is looked for."""
 
 
 def calls_until_full(optimizer: object) -> int:
@@ -33,7 +43,8 @@ def calls_until_full(optimizer: object) -> int:
     if not isinstance(optimizer, LBFGS):
         return 0
     group = optimizer.param_groups[0]
-    return int(math.ceil((group["history_size"] + 1) / group["max_iter"]) + 1)
+    iterations = max(1, min(group["max_iter"], group["max_eval"] - 1))
+    return int(math.ceil((group["history_size"] + 1) / iterations) + 1)
 
 
 def lbfgs_goes_on(values: ReadValues, answered: Callable[[str], None]) -> list[Change]:
@@ -64,8 +75,12 @@ def lbfgs_goes_on(values: ReadValues, answered: Callable[[str], None]) -> list[C
 
 
 def _condition_holds() -> bool:
-    frame: Any = sys._getframe()
-    while frame is not None and frame.f_code.co_filename != LBFGS.__init__.__code__.co_filename:
-        frame = frame.f_back
-    line = "" if frame is None else linecache.getline(frame.f_code.co_filename, frame.f_lineno)
-    return any(words in line for words in _HOLD)
+    own = LBFGS.__init__.__code__.co_filename
+    frames = [frame for frame, _ in traceback.walk_stack(sys._getframe()) if frame.f_code.co_filename == own]
+    if not frames:
+        return False
+    asking, step = frames[0].f_locals, frames[-1].f_locals
+    line = linecache.getline(own, frames[0].f_lineno)
+    history = step.get("old_dirs")
+    full = history is not None and len(history) == step["history_size"]
+    return _TAKEN in line or (_ADDED in line and not full) or (_TOO_FAR in line and full and asking["ls_iter"] == 0)
