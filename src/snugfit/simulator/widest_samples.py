@@ -91,7 +91,7 @@ def drawn_by(loader: Any) -> tuple[int, Any] | None:
     batches = loader.batch_sampler
     while hasattr(batches, "batch_sampler"):  # accelerate's shares
         batches = batches.batch_sampler
-    if type(batches) is not BatchSampler:
+    if getattr(type(batches), "__iter__", None) is not BatchSampler.__iter__:  # one that decides which go together
         return None
     draws_all = isinstance(batches.sampler, RandomSampler | SequentialSampler)
     return loader.batch_sampler.batch_size, None if draws_all else batches.sampler
@@ -117,7 +117,7 @@ def _widths(dataset: Any, count: int, among: Sequence[int]) -> dict[int, _Leaves
     """
     lengths = _lengths(dataset)
     if lengths is not None:
-        return {number: ((lengths[number],),) for number in among}
+        return {number: tuple((length,) for length in lengths[number]) for number in among}
     every, began = among[:: max(1, -(-len(among) // max(MOST_READ, count)))], time.monotonic()
     spread = -(-len(every) // _FIRST_READ)
     widths: dict[int, _Leaves] = {}
@@ -167,16 +167,23 @@ def _not_empty(samples: list[Any], what: str) -> list[Any]:
     return samples
 
 
-def _lengths(dataset: Any) -> Sequence[int] | None:
-    """The tokens of each sample of a table of the `datasets` library; None for other data sets."""
+def _lengths(dataset: Any) -> list[tuple[int, ...]] | None:
+    """The tokens of each sample of a table of the `datasets` library, column by column; None for other data sets."""
     columns = getattr(dataset, "column_names", None)
     if not isinstance(columns, list) or "input_ids" not in columns or not hasattr(dataset, "with_format"):
         return None
+    import pyarrow
     import pyarrow.compute
 
-    column = dataset.with_format("arrow")[:].column("input_ids")
-    lengths: list[int] = pyarrow.compute.list_value_length(column).to_pylist()
-    return lengths
+    table = dataset.with_format("arrow")[:]
+    lists = [table.column(name) for name in columns if _holds_lists(table.schema.field(name).type)]
+    return list(zip(*(pyarrow.compute.list_value_length(one).fill_null(0).to_pylist() for one in lists), strict=True))
+
+
+def _holds_lists(kind: Any) -> bool:
+    import pyarrow
+
+    return bool(pyarrow.types.is_list(kind) or pyarrow.types.is_large_list(kind))
 
 
 def _leaves(sample: Any, deep: int = _MOST_DEEP) -> Iterator[tuple[int, ...]]:

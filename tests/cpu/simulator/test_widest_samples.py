@@ -27,6 +27,14 @@ def test_a_table_of_tokens_is_asked_for_lengths_and_not_read():
     ]
 
 
+def test_a_table_s_longest_labels_count_beside_its_longest_texts():
+    datasets = pytest.importorskip("datasets")
+    lengths = [(9, 1), (8, 2), (3, 6), (1, 1)]
+    rows = [{"input_ids": [1] * of_text, "labels": [1] * of_labels} for of_text, of_labels in lengths]
+    found = widest_samples(datasets.Dataset.from_list(rows), 2)
+    assert {(len(row["input_ids"]), len(row["labels"])) for row in found} == {(9, 1), (3, 6)}
+
+
 def test_a_large_set_is_read_here_and_there_and_a_stream_from_its_beginning():
     read = []
 
@@ -151,6 +159,15 @@ def test_a_rare_long_sample_is_found():
     texts[777] = "long"
     (numbers,), _ = widest_batches(loader_of(texts))
     assert numbers[0] == 777
+
+
+class Named(torch.utils.data.BatchSampler):
+    """torch's own but for its class, as sentence-transformers has one."""
+
+
+def test_batches_of_a_sampler_s_own_class_are_widest_too():
+    settings = {"batch_sampler": Named(range(3), 2, drop_last=False), "batch_size": 1}
+    assert widest_batches(loader_of(["a", "bbb", "cc"], **settings))[0] == [[1, 2]]
 
 
 class Counted(torch.utils.data.BatchSampler):
