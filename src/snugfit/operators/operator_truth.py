@@ -23,7 +23,6 @@ from snugfit.process_memory import keep_freed_memory
 from snugfit.techniques.batches import tensors_in
 
 _CPU = torch.device("cpu")
-_GROUPED = ("_grouped_mm", "_scaled_grouped_mm")
 
 
 class Result(NamedTuple):
@@ -92,8 +91,9 @@ def run(call: Call) -> Truth:
 
 def _run(call: Call, fill: int) -> Truth:
     args, kwargs = call.on(_CPU, fill)
-    if call.operator._opname in _GROUPED:
-        _share_rows(args, kwargs)
+    fill_in = _FITTING.get(call.operator._opname)
+    if fill_in is not None:
+        fill_in(args, kwargs)
     call.operator(*args, **kwargs)
     result, blocks = watched(lambda: call.operator(*args, **kwargs))
     given = {tensor.untyped_storage()._cdata for tensor in tensors_in((*args, *kwargs.values()))}
@@ -112,6 +112,30 @@ def _share_rows(args: Sequence[Any], kwargs: dict[str, Any]) -> None:
     rows = args[0].shape[0] if args[0].dim() == 2 and args[1].dim() == 3 else args[0].shape[-1]
     groups = offsets.numel()
     offsets.copy_(torch.tensor([rows * (group + 1) // groups for group in range(groups)], dtype=offsets.dtype))
+
+
+def _full_lengths(args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    """Gives every sequence of a CTC loss all time steps, and its share of the labels."""
+    first = 0 if args[0].dim() > 1 else 1  # behind the gradient of the losses in backward
+    probabilities, labels, of_inputs, of_labels = args[first : first + 4]
+    if not isinstance(of_labels, torch.Tensor):
+        return
+    count = of_labels.numel()
+    if labels.dim() > 1:
+        shares = [labels.shape[1]] * count
+    else:
+        shares = [labels.numel() * (one + 1) // count - labels.numel() * one // count for one in range(count)]
+    of_inputs.fill_(probabilities.shape[0])
+    of_labels.copy_(torch.tensor(shares, dtype=of_labels.dtype))
+
+
+_FITTING = {
+    "_grouped_mm": _share_rows,
+    "_scaled_grouped_mm": _share_rows,
+    "_ctc_loss": _full_lengths,
+    "_ctc_loss_backward": _full_lengths,
+}
+"""Operators that refuse some values of whole numbers -> what gives them values that fit."""
 
 
 def _truth(results: Sequence[torch.Tensor], blocks: Sequence[tuple[int, int]]) -> Truth:

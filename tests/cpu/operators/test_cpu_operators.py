@@ -240,6 +240,21 @@ def test_experts_get_the_same_share_of_rows(machine, dtype):
     assert max(peak + 64 * 48 * args[0].element_size() * number for number, peak in enumerate(truth.peaks)) == real
 
 
+@pytest.mark.parametrize(
+    "labels", [torch.ones(24, dtype=torch.long), torch.ones(4, 6, dtype=torch.long)], ids=["row", "table"]
+)
+def test_a_ctc_loss_has_all_labels(labels):
+    from snugfit.operators.operator_call import describe
+    from snugfit.operators.operator_truth import run
+
+    probabilities, lengths = rand(50, 4, 32).log_softmax(2), torch.full((4,), 50)
+    args = (probabilities, labels, lengths, torch.full((4,), 6), 0, False)
+    losses, alpha = aten._ctc_loss.Tensor(*args)
+    assert [one.shape for one in run(describe(aten._ctc_loss.Tensor, args, {}, None)).results] == [(4,), alpha.shape]
+    backward = (losses, *args[:4], losses, alpha, 0, False)
+    assert run(describe(aten._ctc_loss_backward.Tensor, backward, {}, None)).results[0].shape == (50, 4, 32)
+
+
 def test_the_quantiser(machine):
     pytest.importorskip("bitsandbytes", reason="nf4 needs bitsandbytes")
     operator = torch.ops.bitsandbytes.quantize_4bit.default
