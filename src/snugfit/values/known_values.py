@@ -114,10 +114,12 @@ def _remember(
     if steps <= _MOST_STEPS:
         for index, one in enumerate(results):
             made = Made(func, given, named, steps, None if one is result else index, random)
+            # Masks and labels are followed further than real numbers, which would lead through the whole training.
+            real = one.dtype.is_floating_point
             # What a dispatch mode returns gets the count of what it is a view of afterwards, and a write is counted then.
-            counted = args[0] if func.is_view else one
+            counted = args[0] if func.is_view and not real else one
             one.__dict__[_NAME] = made, _writes_of(counted) + int(written)
-            if written and one._base is not None:
+            if written and not real and one._base is not None:
                 _write_through(one, made, one._base)
 
 

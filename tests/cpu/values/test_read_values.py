@@ -4,6 +4,7 @@ import numpy
 import pytest
 import torch
 import torch.nn.functional as F
+import torchvision
 from torch import nn
 
 import snugfit
@@ -256,6 +257,15 @@ def test_random_numbers_that_decide_on_sizes_are_drawn(estimate):
         return entropy(output, batch)
 
     assert any("drawn once" in text for text in estimate(loss).answered)
+
+
+def test_of_boxes_that_overlap_all_are_kept(estimate):
+    def loss(output, batch):
+        kept = torchvision.ops.nms(output.detach()[:, [0, 0, 1, 1]], output.detach()[:, 0], 0.5)
+        assert kept.shape == output.shape[:1]
+        return entropy(output, batch)
+
+    assert any("nms" in text for text in estimate(loss).answered)
 
 
 def test_of_small_tensors_masks_select_all(estimate):
