@@ -8,10 +8,17 @@ from typing import Any
 
 import torch
 
+from snugfit.errors import warn
 from snugfit.operators.operator_call import extent
+from snugfit.private_torch import hooks_of
 from snugfit.techniques.batches import map_tensors
 from snugfit.techniques.init.apply import own_tables, parameters_on_meta
 from snugfit.techniques.init.late import is_awaited
+
+UNHOOKED = (
+    "hooks that the model came with on its weights (register_hook, register_post_accumulate_grad_hook) are not run, and "
+    "what they do is not predicted. In a training script they are: snugfit estimate train.py."
+)
 
 
 class Materialiser:
@@ -46,6 +53,8 @@ class Materialiser:
             self._storages[key] = base
             fake = torch.as_strided(base, meta.shape, meta.stride(), meta.storage_offset())
         if isinstance(meta, torch.nn.Parameter):
+            if any(hooks_of(meta)):
+                warn(UNHOOKED)
             fake = torch.nn.Parameter(fake, meta.requires_grad)
         elif meta.requires_grad:
             fake.requires_grad_()

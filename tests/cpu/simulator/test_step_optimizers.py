@@ -119,3 +119,19 @@ def test_networks_that_only_the_step_holds(pool):
     whole = snugfit.estimate(model, BATCH, step=alternating(0, 1), optimizer=both, device="cpu", pool=pool)
     found = snugfit.estimate(model["g"], BATCH, step=apart, optimizer=both, device="cpu", pool=pool)
     assert found.peak_allocated_bytes == whole.peak_allocated_bytes
+
+
+def hooked():
+    """A classifier whose weights are updated in hooks of their backward pass."""
+    model = classifier()
+    for weight in model.parameters():
+        weight.register_post_accumulate_grad_hook(lambda weight: weight.data.sub_(0.1 * weight.grad))
+    return model
+
+
+def test_hooks_that_are_not_run_are_named(pool):
+    def step(model, optimizer, batch):
+        F.cross_entropy(model(batch[0]), batch[1]).backward()
+
+    with pytest.warns(snugfit.errors.SnugfitWarning, match="hooks that the model came with"):
+        snugfit.estimate(hooked, BATCH, step=step, device="cpu", pool=pool)
