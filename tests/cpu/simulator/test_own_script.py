@@ -261,7 +261,11 @@ for attempt in (lambda: socket.create_connection(("127.0.0.1", 9)), lambda: subp
         ),
         ("import subprocess\nsubprocess.run(['git', 'rev-parse', 'HEAD'])", 2, "no program is started in an estimate"),
         ("import multiprocessing\nmultiprocessing.Process(target=print).start()", 5, "starts a process"),
-        ("x = torch.multinomial(torch.ones(2**16, device=device), 2**15)\nprint(x[x > 9].shape)", 5, "--assume nonzero"),
+        (
+            "x = torch.multinomial(torch.ones(2**16, device=device), 2**15)\nprint(x[x > 9].shape)",
+            5,
+            "--assume nonzero",
+        ),
     ],
     ids=["no step", "exit", "file", "module", "stdin", "itself", "program", "process", "values"],
 )
