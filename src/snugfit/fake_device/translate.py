@@ -20,7 +20,8 @@ from snugfit.device_kinds import CPU, CUDA
 from snugfit.fake_device import multihead_kernels
 from snugfit.fake_device.accelerator import backend, names_of_cuda
 from snugfit.fake_device.personality import DEVICE_TYPE
-from snugfit.private_torch.fake_tensors import FAKES, replace_data
+from snugfit.private_torch.fake_tensors import FAKES
+from snugfit.private_torch.library_classes import replace_data
 
 
 def device_of(value: Any) -> Any:

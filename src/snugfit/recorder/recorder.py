@@ -22,7 +22,8 @@ from snugfit.fake_device.personality import DEVICE_TYPE, Personality
 from snugfit.operators import cpu_operators
 from snugfit.private_torch import DirectMode, backward_in_place, collectives, dispatcher, fake_tensors
 from snugfit.private_torch.backward_in_place import in_place_of
-from snugfit.private_torch.fake_tensors import FAKES, SEEN_AS
+from snugfit.private_torch.fake_tensors import FAKES
+from snugfit.private_torch.library_classes import SEEN_AS, as_library, as_plain, of_library
 from snugfit.recorder import dispatch_plan
 from snugfit.recorder.captured import Captured
 from snugfit.recorder.claims import Claims
@@ -109,8 +110,8 @@ class Recorder(RankOperators, NewOperators, DirectMode):
             (backend, "memory", self._notes.memory),
             (backend, "of_card", self.card.ask),
             (backend, "current", backend.current),
-            (torch.Tensor, "_make_subclass", staticmethod(fake_tensors.of_library)),
-            (torch.Tensor, "as_subclass", fake_tensors.as_library),
+            (torch.Tensor, "_make_subclass", staticmethod(of_library)),
+            (torch.Tensor, "as_subclass", as_library),
         ]
         self._entered.enter_context(replaced(told))
         # Backward runs in this thread then: a dispatch mode sees no other.
@@ -201,7 +202,7 @@ class Recorder(RankOperators, NewOperators, DirectMode):
         if func is _device and type(args[0]) in FAKES:  # first, as it is asked more often than all else together
             return args[0].fake_device
         if SEEN_AS and not SEEN_AS.isdisjoint(types):
-            with fake_tensors.as_plain(tensors_in((*args, *(kwargs or {}).values()))):
+            with as_plain(tensors_in((*args, *(kwargs or {}).values()))):
                 return self.__torch_dispatch__(func, (), args, kwargs)
         if self._among_ranks:
             found = self._of_ranks(func, types, args, kwargs or {})
@@ -253,7 +254,7 @@ class Recorder(RankOperators, NewOperators, DirectMode):
         if body is not None:
             with self._also_inside():
                 return body(*args, **kwargs)
-        with fake_tensors.as_plain(tensors_in((*args, *kwargs.values()))):
+        with as_plain(tensors_in((*args, *kwargs.values()))):
             return self._work_out(func, args, kwargs, module, found)
 
     def _take_captured(self, args: Sequence[Any], kwargs: dict[str, Any], module: str) -> None:

@@ -16,7 +16,8 @@ import torch
 
 from snugfit.attributes import Change
 from snugfit.operators.operator_truth import new_tensors
-from snugfit.private_torch.fake_tensors import FAKES, FakeTensor, of_library
+from snugfit.private_torch.fake_tensors import FAKES, FakeTensor
+from snugfit.private_torch.library_classes import of_library
 from snugfit.recorder.recorder import Recorder
 from snugfit.recorder.seen_modules import SeenModules
 from snugfit.techniques.batches import tensors_in

@@ -59,11 +59,11 @@ def record_watched(
     with ExitStack() as around:
         watched.begin(around)
         around.enter_context(harmless())
-        written = (torch, "tensor", remembering(torch.tensor))
+        written = [(torch, one.__name__, remembering(one)) for one in (torch.tensor, torch.as_tensor)]
         shown = (warnings, "showwarning", _noted(watched, warnings.showwarning))
         eagerly = uncompiled(lambda: watched.note(_EAGER))
         held = *weights(), *moves(lambda: watched.enough)
-        around.enter_context(replaced([*copies(), *addresses(), *held, *eagerly, written, shown]))
+        around.enter_context(replaced([*copies(), *addresses(), *held, *eagerly, *written, shown]))
         around.enter_context(code_says_cuda() if personality.is_card else replaced(_no_accelerator()))
         recording = record(run, personality, captured, assume, kind=ScriptRecorder)
         if (

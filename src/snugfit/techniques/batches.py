@@ -104,7 +104,12 @@ def _made_of(batch: Any, parts: dict[Any, Any]) -> Any:
     made = copy.copy(batch)  # in place of its constructor, which may do other things than store its arguments
     for name, value in parts.items():
         if isinstance(made, MutableMapping):
-            made[name] = value
+            try:
+                made[name] = value
+            except (
+                NotImplementedError
+            ):  # a TensorDict of a device brings what it gets there, and meta tensors cannot go
+                return parts
         else:
             object.__setattr__(made, name, value)  # a frozen one, too
     return made

@@ -150,6 +150,10 @@ class ReadValues:
 
     def are_equal(self, pair: Sequence[torch.Tensor], operator: str, module: str) -> bool:
         """Returns whether two tensors hold the same values, or raises `CannotSimulateError`."""
+        exact = [self.exact(tensor) for tensor in pair]
+        if exact[0] is not None and exact[1] is not None:
+            with private_torch.without_modes():
+                return torch.equal(exact[0], exact[1])
         return bool(self.assumed(torch.bool, operator, module))
 
     def array(self, tensor: torch.Tensor, what: str) -> Any:

@@ -1,12 +1,8 @@
 """Fake tensors: modes, tensors made from their layout alone, views, and what transforms put around tensors."""
 
-import copy
-from unittest import mock
-
 import pytest
 import torch
 from backend_in_a_worker import fake_pair
-from torch.nn.parameter import is_lazy
 
 from snugfit import private_torch
 from snugfit.private_torch import fake_tensors
@@ -127,73 +123,21 @@ def test_in_fake_mode():
     assert seen[0] is False and seen[-1] is True
 
 
-def test_fake_tensors_are_of_a_library_s_class_too():
-    """of_library, FAKES, replace_data"""
+def test_the_same_memory():
+    """same_memory"""
+    numbers = torch.ones(4)
+    assert fake_tensors.same_memory(numbers, numbers.view(2, 2).view(4))
+    assert not fake_tensors.same_memory(numbers, numbers[:3]) and not fake_tensors.same_memory(numbers, torch.ones(4))
 
-    class Packed(torch.nn.Parameter):
-        def __new__(cls, data, scale):
-            self = torch.Tensor._make_subclass(cls, data, False)
-            self.scale = scale
-            return self
 
-        def told(self):
-            return self.scale
-
+def test_a_meta_tensor_on_a_fake_one_s_storage():
+    """on_meta, forbid_data_access"""
     _, factory = fake_pair()
-    data = factory.empty((2, 3), (3, 1), torch.float32, torch.device("cpu"))
-    assert type(fake_tensors.of_library(Packed, torch.ones(2))) is Packed
-    packed = fake_tensors.of_library(Packed, data)
-    packed.scale = 2
-    assert (
-        isinstance(packed, Packed)
-        and isinstance(packed, fake_tensors.FakeTensor)
-        and type(packed) in fake_tensors.FAKES
-    )
-    assert packed.untyped_storage()._cdata == data.untyped_storage()._cdata and packed.stride() == (3, 1)
-    assert type(packed + 1) is fake_tensors.FakeTensor
-    fake_tensors.replace_data(packed, factory.empty((4,), (1,), torch.uint8, torch.device("cuda", 0)))
-    assert (packed.device.type, packed.dtype, packed.told()) == ("cuda", torch.uint8, 2)
-    lazy = fake_tensors.of_library(
-        torch.nn.UninitializedParameter, factory.empty((0,), (1,), torch.float32, data.device)
-    )
-    moved = lazy.to(torch.float64)
-    assert is_lazy(moved) and moved.dtype == torch.float64
-    moved.materialize((5, 2))
-    assert isinstance(moved, torch.nn.Parameter) and not is_lazy(moved) and moved.shape == (5, 2)
-
-
-class Image(torch.Tensor):
-    """A class of a library, which copies all attributes of what a tensor was made of, as those of MONAI and fastai do."""
-
-    @classmethod
-    def __torch_function__(cls, func, types, args=(), kwargs=None):
-        result = super().__torch_function__(func, types, args, kwargs or {})
-        if isinstance(result, cls):
-            result.__dict__ = args[0].__dict__
-        return result
-
-
-def test_fake_tensors_are_seen_as_of_a_class():
-    """as_library, as_plain, SEEN_AS"""
-    _, factory = fake_pair()
-    data = factory.empty((2, 3), (3, 1), torch.float32, torch.device("cpu"))
-    assert type(fake_tensors.as_library(torch.ones(2), Image)) is Image
-    with mock.patch.object(torch.Tensor, "as_subclass", fake_tensors.as_library):
-        image = fake_tensors.as_library(data.requires_grad_(), Image)
-        image.label = "a"
-        assert isinstance(image, Image) and type(image) in fake_tensors.FAKES & fake_tensors.SEEN_AS
-        assert image.grad_fn is not None and image.untyped_storage()._cdata == data.untyped_storage()._cdata
-        assert isinstance(image * 2, Image) and (image * 2).label == "a"
-        moved = fake_tensors.as_library(factory.empty((2, 3), (3, 1), torch.float32, torch.device("cuda", 0)), Image)
-        moved.__dict__ = image.__dict__
-        assert (type(moved), moved.device.type, moved.label) == (type(image), "cuda", "a")
-        moved.__dict__.update(label="b")
-        assert (moved.label, moved.__dict__, copy.deepcopy(vars(moved))) == ("b", {"label": "b"}, {"label": "b"})
-        plain = moved.as_subclass(torch.Tensor)
-        assert not isinstance(plain, Image) and isinstance(plain, fake_tensors.FakeTensor)
-        plain.__dict__ = image.__dict__
-        assert plain.device.type == "cuda"
-    real = torch.ones(2).as_subclass(Image)
-    with fake_tensors.as_plain([image, real, data]):
-        assert [type(one) for one in (image, real, data)] == [fake_tensors.FakeTensor, torch.Tensor, type(data)]
-    assert isinstance(image, Image) and type(real) is Image
+    fake = factory.empty((2, 3), (3, 1), torch.float32, torch.device("cuda", 0))
+    with private_torch.without_modes():
+        meta = fake_tensors.on_meta(fake)
+    assert meta.device.type == "meta" and meta.untyped_storage()._cdata == fake.untyped_storage()._cdata
+    numbers = torch.ones(3)
+    fake_tensors.forbid_data_access(numbers)
+    with pytest.raises(RuntimeError):
+        numbers.data_ptr()
