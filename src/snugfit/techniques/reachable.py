@@ -99,7 +99,7 @@ def _held_by(part: Any) -> Iterator[Any]:
     if isinstance(part, dict):
         yield from list(dict.values(part))  # a library's subclass may import things when it is asked
     elif isinstance(part, list | tuple | set | frozenset | deque):
-        yield from list(part)
+        yield from [one for one in part]  # noqa: C416 `list` asks for a length, which tuples of e3nn refuse
     elif isinstance(part, functools.partial):
         yield from (part.func, part.args, part.keywords)
     elif isinstance(part, types.MethodType):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 from pathlib import Path
 
 from snugfit import private_torch
@@ -50,6 +51,13 @@ def explain(error: Exception, operator: str, module: str) -> CannotSimulateError
 def place_outside() -> str:
     """Returns `file:line` of the innermost frame that is neither torch's nor ours; empty where there is none."""
     return private_torch.source_line((_PACKAGE,))
+
+
+def asserted() -> bool | None:
+    """Returns what the `assert` asks for in whose line a condition is read; None where there is none in that line."""
+    path, _, number = place_outside().rpartition(":")
+    line = linecache.getline(path, int(number)).strip() if path else ""
+    return not line.startswith("assert not ") if line.startswith("assert ") else None
 
 
 def _library_of(line: str) -> str:

@@ -184,6 +184,18 @@ def test_circles_and_empty_cells():
     assert late in captured_modules(early)
 
 
+class Endless(tuple):
+    """A tuple that does not tell how long it is, as e3nn's irreps."""
+
+    def __len__(self):
+        raise NotImplementedError
+
+
+def test_a_tuple_without_a_length_is_gone_through():
+    model = small()
+    assert captured_modules(Endless([model])) == [model, *model]
+
+
 class Slotted:
     __slots__ = ("held",)
 

@@ -259,6 +259,15 @@ def test_random_numbers_that_decide_on_sizes_are_drawn(estimate):
     assert any("drawn once" in text for text in estimate(loss).answered)
 
 
+def test_assertions_hold(estimate):
+    def loss(output, batch):
+        assert (output.abs() < 1).all()
+        assert not output.isinf().any() and output.shape[0] == 16
+        return entropy(output, batch)
+
+    assert any("assert" in text for text in estimate(loss).answered)
+
+
 def test_of_boxes_that_overlap_all_are_kept(estimate):
     def loss(output, batch):
         kept = torchvision.ops.nms(output.detach()[:, [0, 0, 1, 1]], output.detach()[:, 0], 0.5)
