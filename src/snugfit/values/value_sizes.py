@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from snugfit.values.read_values import ReadValues
 
 DRAWN = "sizes that random numbers decide are those of numbers that were drawn once"
+NO_ZEROS = "real numbers were taken not to be zero (nonzero)"
 ALL_BOXES = "of boxes that overlap (nms), all were taken to be kept"
 
 
@@ -85,6 +86,9 @@ class ValueSizes:
                 share = None
         if share is None and self._values.held and tensor.dtype == torch.bool:
             self._values.answered.add(self._values.held)
+            share = 1.0
+        if share is None and tensor.is_floating_point() and self._values.assumptions.nonzero is None:
+            self._values.answered.add(NO_ZEROS)
             share = 1.0
         if share is None:
             share = self._share("nonzero", operator, module)

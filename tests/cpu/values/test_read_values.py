@@ -338,3 +338,13 @@ def test_experts_get_as_many_tokens_each(estimate, mask_of, share):
     assert any("each expert" in text for text in estimate(loss_of(share)).answered)
     said = estimate(loss_of(0.5), assume={"nonzero": 0.5}).answered
     assert not any("each expert" in text for text in said)
+
+
+def test_real_numbers_are_not_zero(estimate):
+    """torchmetrics looks for predictions that differ from their neighbours."""
+
+    def loss(output, batch):
+        assert (output[1:, 0] - output[:-1, 0]).nonzero().shape == (15, 1)
+        return entropy(output, batch)
+
+    assert any("not to be zero" in text for text in estimate(loss).answered)
