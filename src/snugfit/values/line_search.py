@@ -1,10 +1,10 @@
 """torch's LBFGS in a simulation: it decides by the values of losses and gradients how long it goes on.
 
-It is told that it goes on to `max_iter`, and that every iteration adds to its history until that is full. From then on none
-does, as where a new batch bends the loss the other way: what would be added is held beside the whole history. And a line
-search then takes a second point, as one in ten real ones, for which it keeps two gradients; before, it takes its first, so
-that a step has as many iterations as it may. A search that goes on may keep two more (one in 1,000). What its closure asks
-is answered as everywhere else.
+It is told that it goes on to `max_iter`, that every iteration adds to its history, and that a line search takes its first
+point until the history is full, so that a step has as many iterations as it may, and from then on a second one, for which it
+keeps two gradients (one in ten real ones does). Where the batch changes, an iteration may not be added, as the new loss
+bends the other way: two vectors are then held beside the whole history. That is not counted, as most give it one batch; and
+a search that goes on may keep two more (one in 1,000). What its closure asks is answered as everywhere else.
 
 Source: `torch/optim/lbfgs.py`, LBFGS.step and _strong_wolfe.
 """
@@ -27,8 +27,8 @@ from snugfit.attributes import Change
 from snugfit.values.read_values import ReadValues
 
 GOES_ON = (
-    "LBFGS was taken to go on to max_iter in every step, with a history that fills and steps beside it that are not added, "
-    "and lines searched twice"
+    "LBFGS was taken to go on to max_iter in every step, with a history that fills and lines searched twice; where the batch "
+    "changes, it may hold two vectors more, of as many numbers as are trained"
 )
 _TAKEN = "abs(gtd_new) <="
 """The condition of its code by which a point of a line is taken."""
@@ -83,4 +83,4 @@ def _condition_holds() -> bool:
     line = linecache.getline(own, frames[0].f_lineno)
     history = step.get("old_dirs")
     full = history is not None and len(history) == step["history_size"]
-    return _TAKEN in line or (_ADDED in line and not full) or (_TOO_FAR in line and full and asking["ls_iter"] == 0)
+    return _TAKEN in line or _ADDED in line or (_TOO_FAR in line and full and asking["ls_iter"] == 0)
