@@ -27,8 +27,8 @@ from snugfit.attributes import Change
 from snugfit.values.read_values import ReadValues
 
 GOES_ON = (
-    "LBFGS was taken to go on to max_iter in every step, with a history that fills and lines searched twice; where the batch "
-    "changes, it may hold two vectors more, of as many numbers as are trained"
+    "LBFGS was taken to go on to max_iter in every step, with a history that fills and lines searched twice; where the "
+    "batch changes, it may hold two vectors more, of as many numbers as are trained"
 )
 _TAKEN = "abs(gtd_new) <="
 """The condition of its code by which a point of a line is taken."""
