@@ -262,7 +262,7 @@ def test_values_are_refused_with_operator_module_and_line(pool):
     assert caught.value.exit_code == 5
 
     with pytest.raises(CannotSimulateError, match="nonzero"):
-        simulate_step(lambda m, o, b: b.nonzero(), torch.nn.Linear(1, 1), None, torch.zeros(8), pool=pool)
+        simulate_step(lambda m, o, b: b.long().nonzero(), torch.nn.Linear(1, 1), None, torch.zeros(8), pool=pool)
 
 
 def test_batch_that_does_not_match_is_a_user_error(pool):
