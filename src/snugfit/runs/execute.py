@@ -61,12 +61,12 @@ def execute(config: RunConfig) -> TrainResult:
         check_loggers(config.log_to)
         job.check()
         known = None if config.request.given.data is not None else job.data.fingerprint()
-        if run_dir is not None and known is not None:
-            run_dir.check_data(known)
-        code = config.request.model_file
-        if run_dir is not None and code is not None and processes.first:
-            run_dir.check_code(code)
         if run_dir is not None:
+            if known is not None:
+                run_dir.check_data(known)
+            code = config.request.model_file
+            if code is not None and processes.first:
+                run_dir.check_code(code)
             run_dir.check_length(job.steps)
         chosen = processes.from_first(lambda: _decided(config, job, where, processes))
         where.check(chosen.recipe)

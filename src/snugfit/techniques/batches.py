@@ -106,9 +106,8 @@ def _made_of(batch: Any, parts: dict[Any, Any]) -> Any:
         if isinstance(made, MutableMapping):
             try:
                 made[name] = value
-            except (
-                NotImplementedError
-            ):  # a TensorDict of a device brings what it gets there, and meta tensors cannot go
+            except NotImplementedError:
+                # A TensorDict brings what it gets to its device, and meta tensors cannot go there.
                 return parts
         else:
             object.__setattr__(made, name, value)  # a frozen one, too

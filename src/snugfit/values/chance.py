@@ -89,12 +89,7 @@ def stand_in(
         return _drawn(func, args, shape, torch.Generator().manual_seed(seed)).to(dtype)
     if func in _ORDERS:
         return torch.arange(shape[0], dtype=dtype)
-    numbers = [number for number in args if type(number) in (int, float)]
-    if func in _SPANS:
-        least, middle, most = _SPANS[func](numbers)
-    else:
-        place = _TRUTHS[func]
-        least, middle, most = _truth(args[place] if place is not None else (*numbers, 0.5)[0])
+    least, middle, most = _truth(_probability(func, args)) if func in _TRUTHS else _SPANS[func](_numbers(args))
     value = {"least": least, "middle": middle, "most": most}[stance]
     return torch.empty(tuple(shape), dtype=dtype).copy_(torch.as_tensor(value))
 
@@ -102,17 +97,24 @@ def stand_in(
 def _drawn(func: Any, args: Sequence[Any], shape: Sequence[int], generator: torch.Generator) -> torch.Tensor:
     if func in _ORDERS:
         return torch.randperm(shape[0], generator=generator)
-    numbers = [number for number in args if type(number) in (int, float)]
     if func in _TRUTHS:
-        place = _TRUTHS[func]
-        probability = torch.as_tensor(args[place] if place is not None else (*numbers, 0.5)[0]).float()
+        probability = torch.as_tensor(_probability(func, args)).float()
         return torch.bernoulli(probability.expand(tuple(shape)), generator=generator)
-    least, middle, most = _SPANS[func](numbers)
+    least, middle, most = _SPANS[func](_numbers(args))
     if _SPANS[func] is _whole:
         return torch.randint(int(least), int(most) + 1, tuple(shape), generator=generator)
     if _SPANS[func] is _normal:
         return middle + (most - middle) / _DEVIATIONS * torch.randn(tuple(shape), generator=generator)
     return least + (most - least) * torch.rand(tuple(shape), generator=generator)
+
+
+def _probability(func: Any, args: Sequence[Any]) -> Any:
+    place = _TRUTHS[func]
+    return args[place] if place is not None else (*_numbers(args), 0.5)[0]
+
+
+def _numbers(args: Sequence[Any]) -> list[Any]:
+    return [number for number in args if type(number) in (int, float)]
 
 
 @dataclasses.dataclass(slots=True)

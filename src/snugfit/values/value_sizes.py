@@ -113,8 +113,7 @@ class ValueSizes:
         if value_at is None:
             return exact
         self._values.answered.add(DRAWN)
-        with private_torch.without_modes():
-            return value_at("drawn")
+        return value_at("drawn")
 
     def _share(self, name: str, operator: str, module: str) -> float:
         share = getattr(self._values.assumptions, name)
