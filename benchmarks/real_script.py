@@ -23,6 +23,7 @@ from snugfit.attributes import replaced
 from snugfit.private_torch.gloo import letting_go
 from snugfit.simulator.harmless import harmless
 from snugfit.simulator.script import as_main
+from snugfit.simulator.stored_tensors import stored_tensors
 from snugfit.simulator.watched_script import WatchedScript
 
 if __name__ == "__main__":
@@ -43,7 +44,7 @@ if __name__ == "__main__":
         with ExitStack() as around:
             watched.begin(around)
             around.enter_context(harmless())
-            around.enter_context(replaced(watched.changes()))
+            around.enter_context(replaced([*stored_tensors(), *watched.changes()]))
             if file is not None:
                 counted = torch.autograd.backward
                 around.enter_context(replaced([(torch.autograd, "backward", told)]))

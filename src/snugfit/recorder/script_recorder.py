@@ -53,10 +53,10 @@ class ScriptRecorder(Recorder):  # type: ignore[no-untyped-call]
             given = tensors_in((*args, *kwargs.values()))
         if not _stays_real(func, args, kwargs, given):
             return super().__torch_dispatch__(func, types, _by_positions(func, args), kwargs)
+        known = {part.untyped_storage()._cdata for tensor in given for part in _dense(tensor)}
         # No card of this machine has memory to lock pages for.
         result = func(*args, **{name: value for name, value in kwargs.items() if name != "pin_memory"})
         module = self._moment.module()
-        known = {part.untyped_storage()._cdata for tensor in given for part in _dense(tensor)}
         made = [part for tensor in tensors_in((result,)) for part in _dense(tensor)]
         for tensor in new_tensors(made, known):
             self._notes.storage(tensor, module, str(func))

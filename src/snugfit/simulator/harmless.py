@@ -16,7 +16,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any, NoReturn
@@ -148,11 +148,9 @@ class _Aside:
         rows += [(os, name, removed(name)) for name in ("remove", "unlink", "rmdir")]
         rows += [(os, name, moved(name)) for name in ("rename", "replace")]
         rows += [(os, name, nothing) for name in ("chmod", "utime", "symlink", "link")]
-        return [*rows, (shutil, "rmtree", nothing), *_without_values(nothing)]
+        return [*rows, (shutil, "rmtree", nothing)]
 
 
-_SAVED = b"saved in an estimate as "
-"""What stands in a file in place of tensors, before a number."""
 _open, _copy = builtins.open, shutil.copyfile
 _os = {
     name: getattr(os, name)
@@ -169,33 +167,6 @@ def _exists(path: Any) -> bool:
     except (OSError, ValueError):
         return False
     return True
-
-
-def _without_values(nothing: Callable[..., None]) -> list[Change]:
-    """Writers of tensors, which have no values to write; what torch saved in this run, it loads."""
-    import safetensors.torch
-    import torch
-
-    load, kept, numbers = torch.load, dict[int, Any](), dict[Any, int]()
-
-    def save(saved: Any, f: Any, *_: Any, **__: Any) -> None:
-        is_path = isinstance(f, str | os.PathLike)
-        number = numbers.setdefault(os.path.abspath(f) if is_path else id(f), len(numbers))  # noqa: PTH100 as above
-        kept[number] = saved
-        # A file that may be renamed, measured and loaded.
-        with open(f, "wb") if is_path else nullcontext(f) as file:  # noqa: PTH123 this one is told where to write
-            file.write(b"%s%d" % (_SAVED, number))
-
-    def loaded(f: Any, *args: Any, **kwargs: Any) -> Any:
-        is_path = isinstance(f, str | os.PathLike)
-        with open(f, "rb") if is_path else nullcontext(f) as file:  # noqa: PTH123 as above
-            at = file.tell()
-            mark = file.read(len(_SAVED) + 9)
-            file.seek(at)
-        return kept[int(mark[len(_SAVED) :])] if mark.startswith(_SAVED) else load(f, *args, **kwargs)
-
-    writers = [(safetensors.torch, name, nothing) for name in ("save_file", "save_model")]
-    return [(torch, "save", save), (torch, "load", loaded), *writers]
 
 
 @contextmanager

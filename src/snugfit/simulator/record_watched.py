@@ -52,6 +52,7 @@ def record_watched(
     from snugfit.recorder.script_recorder import ScriptRecorder, addresses, copies, weights
     from snugfit.simulator.harmless import harmless
     from snugfit.simulator.session import without_logs
+    from snugfit.simulator.stored_tensors import stored_tensors
     from snugfit.simulator.uncompiled import uncompiled
     from snugfit.values.known_values import remembering
 
@@ -63,7 +64,7 @@ def record_watched(
         shown = (warnings, "showwarning", _noted(watched, warnings.showwarning))
         eagerly = uncompiled(lambda: watched.note(_EAGER))
         held = *weights(), *moves(lambda: watched.enough)
-        around.enter_context(replaced([*copies(), *addresses(), *held, *eagerly, *written, shown]))
+        around.enter_context(replaced([*copies(), *addresses(), *stored_tensors(), *held, *eagerly, *written, shown]))
         around.enter_context(code_says_cuda() if personality.is_card else replaced(_no_accelerator()))
         recording = record(run, personality, captured, assume, kind=ScriptRecorder)
         if (
