@@ -119,7 +119,7 @@ def profile_script(
         script=script,
         exit_code=code,
         device=torch.cuda.get_device_name(recorder.device_index) if on_cuda else "cpu",
-        steps=recorder.steps_seen,
+        steps=recorder.optimizer_steps.most,
         anatomy=found,
         peak_phase=played.peak_phase,
         peak_operator=played.peak_operator,
@@ -154,15 +154,20 @@ def _notes(recorder: ProfileRecorder, code: int, wanted: int, explained_bytes: i
         notes.append(f"The script ended with exit code {code}; this is the profile up to there.")
     if recorder.cut_short:
         notes.append("Watching ended at the limit of events, in the middle of the run.")
-    elif recorder.steps_seen < wanted:
-        found = recorder.steps_seen or "None"
+    elif recorder.optimizer_steps.most < wanted:
+        found = recorder.optimizer_steps.most or "None"
         why = (
             ""
-            if recorder.steps_seen
+            if recorder.optimizer_steps.most
             else ": there was none in this process's main thread, and the whole run was watched. An update by hand, or in "
             "hooks of a backward pass, is no step of an optimizer"
         )
         notes.append(f"{found} of {wanted} optimizer steps were seen{why}.")
+    elif (others := recorder.optimizer_steps.unstepped) and not code:
+        notes.append(
+            f"{'An optimizer' if others == 1 else f'{others} optimizers'} that the script made took no step while it was "
+            "watched: what its training takes is not in here. More steps (--steps N) may see it."
+        )
     if recorder.device_index is not None and cublas.stays():
         size = format_bytes(cublas.workspace_bytes(torch.cuda.get_device_capability(recorder.device_index)))
         notes.append(

@@ -22,12 +22,13 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from snugfit import private_torch
-from snugfit.attributes import attributes_set
+from snugfit.attributes import attributes_set, replaced
 from snugfit.device_kinds import CUDA
 from snugfit.private_torch import TorchDispatchMode, current_mode, current_node, on_storage_resize
 from snugfit.private_torch.fake_tensors import in_fake_mode
 from snugfit.profiler.in_allocator import with_those_in_allocator
 from snugfit.profiler.ledger import MADE_ELSEWHERE, ProfileLedger, plain_tensors
+from snugfit.profiler.optimizer_steps import OptimizerSteps
 from snugfit.profiler.temporaries import OperatorMark, with_temporaries
 from snugfit.profiler.truth import CpuTruth, CudaTruth
 from snugfit.recorder.seen_modules import SeenModules
@@ -50,13 +51,13 @@ class ProfileRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         `on_enough`: called when the steps were seen, after watching has ended.
         """
         super().__init__()  # type: ignore[no-untyped-call]
-        self.steps_seen = 0
-        """Optimizer steps so far; with several optimizers, those of the one with the most."""
+        self.optimizer_steps = OptimizerSteps(steps)
+        """Optimizer steps so far."""
         self.device_index: int | None = None
         """Index of the CUDA device; None on the CPU."""
         self.cut_short = False
         """Whether watching ended at the limit of events."""
-        self._steps, self._on_model, self._on_enough = steps, on_model, on_enough
+        self._on_model, self._on_enough = on_model, on_enough
         self._modules = SeenModules()
         self.block_names = self._modules.block_names
         self._builder = TraceBuilder()
@@ -68,7 +69,6 @@ class ProfileRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._phase, self._phase_step = "", 0
         self._depth = self._in_optimizer = 0
         self._step_over = False
-        self._step_counts: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._called: tuple[weakref.ref[torch.nn.Module], Any, Any, Any] | None = None
         self._shown = False
         self._on = False
@@ -88,6 +88,7 @@ class ProfileRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         hooks.append(register_optimizer_step_post_hook(self._after_update))
         for hook in hooks:
             around.callback(private_torch.remove_hook, hook)
+        around.enter_context(replaced(self.optimizer_steps.changes()))
         around.enter_context(on_storage_resize(self._ledger.resized))
         os.register_at_fork(after_in_child=self._switch_off)
         self._turn("build")
@@ -194,7 +195,7 @@ class ProfileRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if phase == "backward":
             self._ledger.epoch += 1
         self._ledger.forward = phase == "forward"
-        self._phase, self._phase_step = phase, self.steps_seen
+        self._phase, self._phase_step = phase, self.optimizer_steps.most
         if phase:
             self._builder.mark(phase, True, self._phase_step)
 
@@ -268,10 +269,7 @@ class ProfileRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             for value in state.values() if isinstance(state, dict) else ():
                 if isinstance(value, torch.Tensor):
                     self._ledger.claim_for(value, "optimizer_state", owner)
-        count = self._step_counts.get(optimizer, 0) + 1
-        self._step_counts[optimizer] = count
-        ends_step = count > self.steps_seen
-        self.steps_seen = max(self.steps_seen, count)
+        ends_step = self.optimizer_steps.count(optimizer)
         self._turn("data")
         self._step_over = self._step_over or ends_step
         # A window that a node of backward opens ends with the node: then the next call of the model ends the step.
@@ -282,7 +280,7 @@ class ProfileRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Whether it goes on being watched."""
         self._step_over = False
         self.truth.cut()
-        if self.steps_seen >= self._steps:
+        if self.optimizer_steps.enough():
             self._end()
             self._on_enough()
         return self._on

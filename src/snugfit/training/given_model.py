@@ -41,7 +41,9 @@ def recipe_and_fallbacks(given: Any, fallbacks: Iterable[Recipe] | None) -> tupl
     """Returns the recipe in what was given (recipe, plan, None), and the fallbacks: `fallbacks`, or the plan's."""
     recipe = Recipe() if given is None else getattr(given, "recipe", given)
     if not isinstance(recipe, Recipe):
-        raise InputError(f"recipe is a {type(given).__name__}; give a snugfit.Recipe, or a plan that has one.")
+        raise InputError(
+            f"recipe is a {type(given).__name__}; give a snugfit.Recipe (Recipe.from_yaml reads a file), or a plan that has one."
+        )
     if fallbacks is None:
         fallbacks = getattr(given, "fallbacks", None) or ()
     others = tuple(fallbacks) if isinstance(fallbacks, Iterable) else (fallbacks,)
