@@ -107,6 +107,8 @@ def viewed(factory: FakeFactory, operator: Any, args: Sequence[Any], kwargs: dic
     base, *others = args
     if base.constant is not None or base.layout is not torch.strided or torch.is_inference_mode_enabled():
         return None
+    if base.is_conj() or base.is_neg():  # views that are to be conjugated when they are read: not known on meta
+        return None
     if any(isinstance(other, torch.Tensor) for other in (*others, *kwargs.values())):
         return None
     with without_modes():

@@ -120,7 +120,9 @@ def _read(load: Callable[[Any], Any], map_location: Any) -> Any:
     if all(device.type == "cpu" for device in devices.values()):
         return read
     if not torch.cuda.is_available() and any(device.type == "cuda" for device in devices.values()):
-        raise RuntimeError("the file's tensors are for a CUDA device, and there is none: map_location='cpu' reads them.")
+        raise RuntimeError(
+            "the file's tensors are for a CUDA device, and there is none: map_location='cpu' reads them."
+        )
     moved: dict[tuple[int, torch.dtype], torch.Tensor] = {}
     first = next(device for device in devices.values() if device.type != "cpu")
 

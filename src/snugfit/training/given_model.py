@@ -42,7 +42,8 @@ def recipe_and_fallbacks(given: Any, fallbacks: Iterable[Recipe] | None) -> tupl
     recipe = Recipe() if given is None else getattr(given, "recipe", given)
     if not isinstance(recipe, Recipe):
         raise InputError(
-            f"recipe is a {type(given).__name__}; give a snugfit.Recipe (Recipe.from_yaml reads a file), or a plan that has one."
+            f"recipe is a {type(given).__name__}; give a snugfit.Recipe, or a plan that has one "
+            "(Recipe.from_yaml reads a file)."
         )
     if fallbacks is None:
         fallbacks = getattr(given, "fallbacks", None) or ()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import functools
 import linecache
 from pathlib import Path
 
@@ -56,8 +58,19 @@ def place_outside() -> str:
 def asserted() -> bool | None:
     """Returns what the `assert` asks for in whose line a condition is read; None where there is none in that line."""
     path, _, number = place_outside().rpartition(":")
-    line = linecache.getline(path, int(number)).strip() if path else ""
-    return not line.startswith("assert not ") if line.startswith("assert ") else None
+    found = _asserts("".join(linecache.getlines(path))) if path else ()
+    return next((wanted for first, last, wanted in found if first <= int(number) <= last), None)
+
+
+@functools.lru_cache(maxsize=64)
+def _asserts(text: str) -> tuple[tuple[int, int, bool], ...]:
+    """First and last line of the asserts in a file, and whether each asks for what is true."""
+    try:
+        found = [one for one in ast.walk(ast.parse(text)) if isinstance(one, ast.Assert)]
+    except SyntaxError:
+        return ()
+    refused = [isinstance(one.test, ast.UnaryOp) and isinstance(one.test.op, ast.Not) for one in found]
+    return tuple((one.lineno, one.end_lineno or one.lineno, not no) for one, no in zip(found, refused, strict=True))
 
 
 def _library_of(line: str) -> str:

@@ -29,7 +29,7 @@ _MOST_WRITTEN = 4096
 _MOST_STEPS = 300
 _NAME = "_snugfit_known"
 _WRITES = "_snugfit_writes"
-"""On a storage of tensors made for inference, of which autograd counts no writes: how often it was written to."""
+"""On a storage: how often it was written to. Torch's own counts leave out lists, inference, and what `.data` leads to."""
 _LIKE = frozenset({"zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full"})
 """Operators that look at the layout of their argument only."""
 _NOT_WRITTEN = frozenset({"empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided", "empty_permuted"})
@@ -83,7 +83,7 @@ def follow(
         _follow_list(func, args, kwargs)
         return
     _remember(func, args, kwargs, tensors, result)
-    if torch.is_inference_mode_enabled() and func._schema.is_mutable:
+    if func._schema.is_mutable:
         _count_writes(func, args, kwargs)
 
 
@@ -96,7 +96,7 @@ def _remember(
             return
     drawn, like = func in SOURCES, _reads_layout(func)
     results = result if isinstance(result, list | tuple) else (result,)
-    if not (drawn or _deterministic(func)) or any(type(r) not in FAKES or r.numel() > MOST_ELEMENTS for r in results):
+    if not (drawn or _deterministic(func)) or not all(_may_be_known(one) for one in results):
         return
     written = func._schema.is_mutable
     if written and (not args or result is not args[0]):
@@ -116,11 +116,13 @@ def _remember(
             made = Made(func, given, named, steps, None if one is result else index, random)
             # Masks and labels are followed further than real numbers, which would lead through the whole training.
             real = one.dtype.is_floating_point
-            # What a dispatch mode returns gets the count of what it is a view of afterwards, and a write is counted then.
-            counted = args[0] if func.is_view and not real else one
-            one.__dict__[_NAME] = made, _writes_of(counted) + int(written)
+            _note(one, made, written)
             if written and not real and one._base is not None:
                 _write_through(one, made, one._base)
+
+
+def _may_be_known(result: Any) -> bool:
+    return type(result) in FAKES and result.layout is torch.strided and result.numel() <= MOST_ELEMENTS
 
 
 def _write_through(view: torch.Tensor, made: Made, base: torch.Tensor) -> None:
@@ -132,7 +134,7 @@ def _write_through(view: torch.Tensor, made: Made, base: torch.Tensor) -> None:
     steps, random = _steps_to((whole, made))
     if steps <= _MOST_STEPS:
         scattered = Made(torch.ops.aten.as_strided_scatter.default, (whole, made, *place), {}, steps, random=random)
-        base.__dict__[_NAME] = scattered, _writes_of(base) + 1
+        _note(base, scattered, written=True)
 
 
 @functools.cache
@@ -149,14 +151,14 @@ def _follow_list(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None
         for number, tensor in enumerate(args[place]):
             before = _made(tensor)
             tensor.__dict__.pop(_NAME, None)
+            _count_write(tensor)
             if before is None or func._opname != "_foreach_add_" or before.steps >= _MOST_STEPS:
                 continue
             more = args[1][number] if isinstance(args[1], list | tuple) else args[1]
             with contextlib.suppress(LookupError):
                 given = before, _remembered(more)
                 steps, random = _steps_to(given)
-                made = Made(torch.ops.aten.add.Tensor, given, dict(kwargs), steps, random=random)
-                tensor.__dict__[_NAME] = made, _writes_of(tensor)
+                _note(tensor, Made(torch.ops.aten.add.Tensor, given, dict(kwargs), steps, random=random))
 
 
 def remembering(make: Any) -> Any:
@@ -169,7 +171,7 @@ def remembering(make: Any) -> Any:
         if known and not tensors_in((data,)):
             with private_torch.without_modes():
                 values = torch.tensor(data, dtype=made.dtype, device="cpu")
-            made.__dict__[_NAME] = Made(None, values, None, 0), _writes_of(made)
+            _note(made, Made(None, values, None, 0))
         return made
 
     return tensor
@@ -204,6 +206,12 @@ def _deterministic(func: Any) -> bool:
     return func.namespace in ("aten", "prims") and not drawn and func._opname not in _NOT_WRITTEN
 
 
+def _note(tensor: torch.Tensor, made: Made, written: bool = False) -> None:
+    """Notes how a tensor was made; `written`: by a write that is counted afterwards."""
+    storage, writes = _writes_of(tensor)
+    tensor.__dict__[_NAME] = made, (storage, writes + int(written))
+
+
 def _made(tensor: torch.Tensor) -> Made | None:
     found = tensor.__dict__.get(_NAME)
     return None if found is None or found[1] != _writes_of(tensor) else found[0]
@@ -212,13 +220,19 @@ def _made(tensor: torch.Tensor) -> Made | None:
 def _count_writes(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
     for place, name in dispatcher.places_written(func):
         for tensor in tensors_in((args[place] if place < len(args) else kwargs.get(name),)):
-            if tensor.is_inference():
-                setattr(tensor.untyped_storage(), _WRITES, _writes_of(tensor) + 1)
+            _count_write(tensor)
 
 
-def _writes_of(tensor: torch.Tensor) -> int:
-    """How often the memory of a tensor was written to."""
-    return getattr(tensor.untyped_storage(), _WRITES, 0) if tensor.is_inference() else tensor._version
+def _count_write(tensor: torch.Tensor) -> None:
+    if tensor.layout is not torch.strided:
+        return
+    setattr(tensor.untyped_storage(), _WRITES, _writes_of(tensor)[1] + 1)
+
+
+def _writes_of(tensor: torch.Tensor) -> tuple[int, int]:
+    """Which memory a tensor has, and how often it was written to."""
+    storage = tensor.untyped_storage()
+    return storage._cdata, getattr(storage, _WRITES, 0)
 
 
 def _remembered(value: Any) -> Any:

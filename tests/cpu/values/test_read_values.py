@@ -114,6 +114,11 @@ def test_what_follows_from_the_code_is_worked_out(estimate, question, inference)
     assert not any("assumed" in text for text in estimate(loss).answered)
 
 
+def written_by_data(tensor, values):
+    tensor.data.copy_(values)  # autograd counts no write of `tensor`
+    return tensor
+
+
 @pytest.mark.parametrize(
     "question",
     [
@@ -122,6 +127,7 @@ def test_what_follows_from_the_code_is_worked_out(estimate, question, inference)
         lambda x: (torch.zeros(3, device=x.device).copy_(x[0]) > 2).any(),
         lambda x: (torch.zeros(3, device=x.device)[:].add_(x[0]) > 2).any(),
         lambda x: (torch.empty(3, device=x.device) > 2).any(),
+        lambda x: (written_by_data(torch.zeros(3, device=x.device), x[0]) > 2).any(),
     ],
 )
 @pytest.mark.parametrize("inference", [False, True])
@@ -263,6 +269,11 @@ def test_assertions_hold(estimate):
     def loss(output, batch):
         assert (output.abs() < 1).all()
         assert not output.isinf().any() and output.shape[0] == 16
+        assert (
+            output.dim() == 2
+            and output.max() < 4
+        ), "said"  # fmt: skip
+        sums = output.sum(); assert sums > 0  # noqa: E702 # fmt: skip
         return entropy(output, batch)
 
     assert any("assert" in text for text in estimate(loss).answered)
