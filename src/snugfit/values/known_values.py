@@ -30,7 +30,7 @@ _MOST_STEPS = 300
 _NAME = "_snugfit_known"
 _WRITES = "_snugfit_writes"
 """On a storage: how often it was written to. Torch's own counts leave out lists, inference, and what `.data` leads to."""
-_LIKE = frozenset({"zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full"})
+_LIKE = frozenset({"zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full", "fill_", "zero_"})
 """Operators that look at the layout of their argument only."""
 _NOT_WRITTEN = frozenset({"empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided", "empty_permuted"})
 
@@ -116,6 +116,8 @@ def _remember(
             made = Made(func, given, named, steps, None if one is result else index, random)
             # Masks and labels are followed further than real numbers, which would lead through the whole training.
             real = one.dtype.is_floating_point
+            if real and func.is_view and _writes_of(one)[1]:
+                continue
             _note(one, made, written)
             if written and not real and one._base is not None:
                 _write_through(one, made, one._base)
@@ -238,7 +240,8 @@ def _writes_of(tensor: torch.Tensor) -> tuple[int, int]:
 def _remembered(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         if type(value) not in FAKES:
-            if value.device.type != "cpu":  # torch.tensor(..., device=...) makes its values below all modes
+            # torch.tensor(..., device=...) makes its values below all modes; other classes are made of several tensors.
+            if value.device.type != "cpu" or type(value) not in (torch.Tensor, torch.nn.Parameter):
                 raise LookupError
             return Made(None, value.detach().clone(), None, 0)
         made = _made(value)
