@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from snugfit.attributes import Change
-from snugfit.fake_device.card_properties import NAME, ROOM_BYTES, card_properties
+from snugfit.fake_device.card_properties import NAME, ROOM_BYTES, card_properties, memory_statistics
 from snugfit.fake_device.personality import DEVICE_TYPE
 from snugfit.recording.generations import GENERATIONS, Capability
 
@@ -180,9 +180,13 @@ class Backend:
         self.random = RandomState()
         """Where the device's random numbers stand; a card that computes counts there."""
 
-    # There is one device, which is there; a recording keeps all of its history, and nothing is captured into a graph.
+    # There is one device; a recording keeps all of its history, and nothing is captured into a graph.
     is_initialized = is_available = _always(True)
     init = _lazy_init = set_device = reset_peak_memory_stats = reset_max_memory_allocated = _always(None)
+    reset_accumulated_memory_stats = _record_memory_history = _dump_snapshot = start = stop = _always(None)
+    set_per_process_memory_fraction = _always(None)  # its estimate is held against the whole card
+    get_per_process_memory_fraction, memory_summary = _always(1.0), _always("")
+    utilization = temperature = power_draw = clock_rate = memory_usage = _always(0)
     device_count, current_device = _always(1), _always(0)
     get_device_name = _always(NAME)
     _is_in_bad_fork = is_current_stream_capturing = _always(False)
@@ -208,7 +212,11 @@ class Backend:
         """Sets the seed, with nothing drawn."""
         self.random.seed, self.random.drawn = seed, 0
 
-    manual_seed_all = manual_seed
+    manual_seed_all, seed, seed_all = manual_seed, _always(None), _always(None)
+
+    def initial_seed(self) -> int:
+        """Returns the seed."""
+        return self.random.seed
 
     def get_rng_state(self, device: Any = None) -> torch.Tensor:
         """Returns a random state, for torch.utils.checkpoint."""
@@ -270,15 +278,14 @@ class Backend:
         return self.memory()[1]
 
     max_memory_reserved = max_memory_allocated
+    get_memory_info = mem_get_info
+
+    def memory_stats(self, device: Any = None) -> dict[str, int]:
+        """Returns the bytes that torch counts; numbers of blocks are all 0."""
+        return memory_statistics(*self.memory())
 
 
 backend = Backend()
-
-
-def names_of_cuda() -> list[str]:
-    """Returns the names of `torch.cuda` that the fake accelerator answers to as well."""
-    functions = [name for name in vars(Backend) if not name.startswith("__") and hasattr(torch.cuda, name)]
-    return [*functions, "Stream", "Event"]
 
 
 @functools.cache

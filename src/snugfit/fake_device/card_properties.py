@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from types import SimpleNamespace
 
 from snugfit.recording.generations import Capability
@@ -25,5 +26,15 @@ def card_properties(capability: Capability) -> SimpleNamespace:
         total_memory=ROOM_BYTES,
         multi_processor_count=108,
         L2_cache_size=_L2_MIB.get(capability, _L2_MIB[9, 0]) * MIB,
+        max_threads_per_multi_processor=1536,
         warp_size=32,
+        uuid="GPU-00000000-0000-0000-0000-000000000000",
     )
+
+
+def memory_statistics(now: int, most: int) -> dict[str, int]:
+    """Returns `torch.cuda.memory_stats()` of a card with so many bytes in tensors."""
+    found = defaultdict[str, int](int)
+    for kind in ("allocated", "reserved", "active", "requested"):
+        found[f"{kind}_bytes.all.current"], found[f"{kind}_bytes.all.peak"] = now, most
+    return found

@@ -18,7 +18,8 @@ from torch.overrides import TorchFunctionMode
 from snugfit.attributes import Change, replaced
 from snugfit.device_kinds import CPU, CUDA
 from snugfit.fake_device import multihead_kernels
-from snugfit.fake_device.accelerator import backend, names_of_cuda
+from snugfit.fake_device.accelerator import Backend, backend
+from snugfit.fake_device.old_types import converted, old_types
 from snugfit.fake_device.personality import DEVICE_TYPE
 from snugfit.private_torch.fake_tensors import FAKES
 from snugfit.private_torch.library_classes import replace_data
@@ -47,6 +48,9 @@ class _CudaMeansSim(TorchFunctionMode):
                 return args[0].to(torch.device(DEVICE_TYPE, 0), non_blocking=blocking)
             if func == _IS_CUDA:
                 return args[0].device.type == DEVICE_TYPE
+            if func is torch.Tensor.type:
+                made = converted(args[0], args[1]) if len(args) > 1 else None
+                return func(*args, **kwargs) if made is None else made
             if func is torch.device:  # its type and its index may come apart
                 return device_of(func(*args, **kwargs))
             fakes = [type(one) in FAKES for one in args[:2]]
@@ -61,10 +65,12 @@ class _CudaMeansSim(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
+_PLACES = (torch.cuda, torch.cuda.random, torch.cuda.memory, torch.cuda.profiler)
+"""Modules by which code asks for functions of the card: some by the one in which torch defines them."""
 _DEVICE_LIKE = (str, torch.device)
 _IS_CUDA = torch.Tensor.is_cuda.__get__  # type: ignore[attr-defined]
 _SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
-_TRANSLATED = frozenset({torch.Tensor.cuda, torch.device, _IS_CUDA, _SET_DATA})
+_TRANSLATED = frozenset({torch.Tensor.cuda, torch.Tensor.type, torch.device, _IS_CUDA, _SET_DATA})
 
 
 def told(function: Callable[..., Any], tell: Callable[[torch.Tensor], None]) -> list[Change]:
@@ -96,15 +102,20 @@ def pool_on_host(as_host: Callable[[], AbstractContextManager[None]]) -> list[Ch
     return [(HostPool, "empty", empty)]
 
 
+def names_of_cuda() -> list[str]:
+    """Returns the names of `torch.cuda` that the fake accelerator answers to as well."""
+    known = {name for place in _PLACES for name in dir(place)}
+    functions = [name for name in vars(Backend) if not name.startswith("__") and name in known]
+    return [*functions, "Stream", "Event"]
+
+
 @contextmanager
 def cuda_means_sim() -> Iterator[None]:
     """Context in which everything that says "cuda" reaches the fake accelerator."""
     from torch.amp import autocast_mode, grad_scaler
 
-    # trainers save the random state by the module that it is defined in
-    owners = (torch.cuda, torch.cuda.random)
     changes: list[Change] = [
-        (owner, name, getattr(backend, name)) for owner in owners for name in names_of_cuda() if hasattr(owner, name)
+        (owner, name, getattr(backend, name)) for owner in _PLACES for name in names_of_cuda() if hasattr(owner, name)
     ]
     autocast_init = autocast_mode.autocast.__init__
     scaler_init = grad_scaler.GradScaler.__init__
@@ -126,6 +137,7 @@ def cuda_means_sim() -> Iterator[None]:
             """Keeps the state where the new one has no values: it went over the card, from the first process to all."""
             return self if type(new_state) in FAKES else super().set_state(new_state)
 
+    changes += old_types()
     changes.append((torch, "Generator", Generator))
     changes.append((torch.overrides, "has_torch_function", multihead_kernels.has_torch_function))
     changes.append((autocast_mode.autocast, "__init__", make_autocast))

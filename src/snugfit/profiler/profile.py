@@ -24,6 +24,7 @@ from snugfit.recording.anatomy import Anatomy, anatomy
 from snugfit.recording.replay import replay
 from snugfit.recording.tensor_bytes import TensorBytes
 from snugfit.recording.trace import WORKSPACE, Trace
+from snugfit.simulator.not_traced import not_traced
 from snugfit.simulator.script import EnoughSeen, check_script, run_script
 from snugfit.simulator.uncompiled import uncompiled
 from snugfit.units import format_bytes
@@ -105,7 +106,7 @@ def profile_script(
 
     warm_up()
     recorder = ProfileRecorder(steps, on_model=on_model, on_enough=on_enough)
-    with recorder, replaced(uncompiled(lambda: eager.add(_EAGER))):
+    with recorder, replaced([*uncompiled(lambda: eager.add(_EAGER)), *not_traced()]):
         code = run_script(path, arguments, before_exit=ended)
     trace = recorder.build()
     on_cuda = recorder.device_index is not None

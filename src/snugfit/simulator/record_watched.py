@@ -51,6 +51,7 @@ def record_watched(
     from snugfit.recorder.record import record
     from snugfit.recorder.script_recorder import ScriptRecorder, addresses, copies, weights
     from snugfit.simulator.harmless import harmless
+    from snugfit.simulator.not_traced import not_traced
     from snugfit.simulator.session import without_logs
     from snugfit.simulator.stored_tensors import stored_tensors
     from snugfit.simulator.uncompiled import uncompiled
@@ -62,7 +63,7 @@ def record_watched(
         around.enter_context(harmless())
         written = [(torch, one.__name__, remembering(one)) for one in (torch.tensor, torch.as_tensor)]
         shown = (warnings, "showwarning", _noted(watched, warnings.showwarning))
-        eagerly = uncompiled(lambda: watched.note(_EAGER))
+        eagerly = *uncompiled(lambda: watched.note(_EAGER)), *not_traced()
         held = *weights(), *moves(lambda: watched.enough)
         around.enter_context(replaced([*copies(), *addresses(), *stored_tensors(), *held, *eagerly, *written, shown]))
         around.enter_context(code_says_cuda() if personality.is_card else replaced(_no_accelerator()))

@@ -126,7 +126,8 @@ def _held_by(part: Any) -> Iterator[Any]:
         held = vars(part).items()
         yield from [value for name, value in held if name not in _FRAMEWORK or not isinstance(value, dict) or value]
         yield kind
-        yield kind.forward  # of an installed package too: its defaults
+        # Of an installed package too: its defaults. A class that TorchScript made has none to look at.
+        yield getattr(kind, "forward", None)
     elif not isinstance(part, _VALUES) and _where(kind.__module__) != "base":
         yield getattr(part, "__dict__", None)
         yield from [getattr(part, name, None) for name in slots_of(kind)]

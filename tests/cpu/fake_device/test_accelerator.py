@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from snugfit.fake_device import accelerator
+from snugfit.fake_device import accelerator, translate
 
 OF_A_DRIVER = {"native_handle", "ipc_handle", "from_ipc_handle"}
 """Handles for other libraries and processes: there is nothing that they could lead to."""
@@ -25,7 +25,7 @@ def test_a_card_says_how_much_is_free():
     card = accelerator.backend
     free, whole = card.mem_get_info(0)
     assert 0 < free == whole - card.memory_allocated() and whole == card.get_device_properties().total_memory
-    assert "mem_get_info" in accelerator.names_of_cuda()
+    assert "mem_get_info" in translate.names_of_cuda()
 
 
 def test_a_card_has_the_properties_that_libraries_ask_for():

@@ -1,0 +1,44 @@
+"""Scripts ask the card a lot that has nothing to do with memory: limits, statistics, histories, types of older torch."""
+
+import textwrap
+
+import pytest
+from own_scripts import LOOP, TRAINS, estimated, written
+
+ASKS = """
+torch.cuda.set_per_process_memory_fraction(0.9)
+assert torch.cuda.get_per_process_memory_fraction() == 1.0
+torch.cuda.seed_all(); assert torch.cuda.initial_seed() == 0
+torch.cuda.memory._record_memory_history(max_entries=1000)
+torch.cuda.profiler.start(); torch.cuda.profiler.stop()
+before = torch.cuda.memory_stats()
+held = torch.zeros(1000, 1000, device=device)
+after = torch.cuda.memory_stats()
+assert 4_000_000 <= after["allocated_bytes.all.current"] - before["allocated_bytes.all.current"] <= 4_000_512
+assert after["allocated_bytes.all.peak"] >= torch.cuda.memory.memory_allocated() and after["num_ooms"] == 0
+assert torch.accelerator.memory_stats().keys() and torch.accelerator.get_memory_info() == torch.cuda.mem_get_info()
+print(torch.cuda.memory_summary(abbreviated=True), torch.cuda.utilization(), torch.cuda.get_device_properties(0).uuid)
+torch.cuda.memory._dump_snapshot("memory.pickle")
+torch.cuda.reset_accumulated_memory_stats()
+"""
+OLD = """
+import numpy
+Tensor = torch.cuda.FloatTensor
+made = [Tensor(2, 3).fill_(1.0), Tensor(torch.Size([2, 3])), Tensor([[1, 2, 3], [4, 5, 6]]), Tensor(numpy.ones((2, 3)))]
+made += [torch.zeros(2, 3).type(Tensor), torch.zeros(2, 3).type("torch.cuda.FloatTensor"), Tensor(torch.ones(2, 3))]
+for one in made:
+    assert isinstance(one, Tensor) and one.is_cuda and one.shape == (2, 3) and one.dtype is torch.float32, one
+assert made[2].sum().item() == 21 and torch.cuda.LongTensor([3]).item() == 3 and Tensor().numel() == 0
+assert not isinstance(torch.zeros(2), Tensor) and torch.zeros(2).type(torch.float64).dtype is torch.float64
+assert torch.zeros(2).type("torch.DoubleTensor").dtype is torch.float64
+torch.set_default_tensor_type("torch.cuda.FloatTensor")
+assert torch.zeros(2).is_cuda and nn.Linear(2, 2).weight.is_cuda
+torch.set_default_tensor_type(torch.FloatTensor)
+assert not torch.zeros(2).is_cuda
+"""
+
+
+@pytest.mark.parametrize("lines", [ASKS, OLD], ids=["functions", "types"])
+def test_a_card_answers(tmp_path, capsys, lines):
+    code, estimate, err = estimated(capsys, written(tmp_path, TRAINS + textwrap.dedent(lines) + LOOP))
+    assert code == 0 and estimate is not None, err
