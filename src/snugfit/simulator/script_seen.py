@@ -110,6 +110,8 @@ class Observer:
         """Optimizers that were made, as long as they live."""
         self.lines: set[int] = set()
         """Lines of the script that were running when an optimizer was made."""
+        self.in_trials = False
+        """Whether optuna called the code that made an optimizer."""
         self.any_made = False
         """Whether any optimizer of torch.optim was made that can step."""
         self.put_on: Sequence[str] = ()
@@ -150,6 +152,7 @@ class Observer:
     def _around(self, frame: FrameType) -> tuple[Place | None, list[_Candidate]]:
         outside = [one for one in _outwards(frame) if not _is_of_torch(one.f_code.co_filename)]
         frames = [one for one in outside if not _makes_optimizer(one)]
+        self.in_trials |= any("optuna" in Path(one.f_code.co_filename).parts for one in outside)
         self.lines |= {one.f_lineno for one in frames if self._is_script(one.f_code.co_filename)}
         candidates = [one for at, other in enumerate(frames) if _is_own(other) for one in _candidates(other, at)]
         of_torch = outside[:1] == frames[:1]  # the class: arguments of torch's are not those of somebody's own

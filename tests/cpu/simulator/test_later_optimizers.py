@@ -30,3 +30,26 @@ def test_the_estimate_names_them(tmp_path, capsys):
     lines = len((TRAINS + LOOP).splitlines())
     assert found is not None and f"train.py:{lines + 1} makes another optimizer (LBFGS)" in err
     assert "another optimizer" not in estimated(capsys, written(tmp_path, TRAINS + LOOP))[2]
+
+
+IN_TURN = """
+import torch
+from torch import nn
+device = "cuda" if torch.cuda.is_available() else "cpu"
+
+def train(width):
+    model = nn.Linear(32, width).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for epoch in range(9):
+        model(torch.rand(8, 32, device=device)).sum().backward()
+        optimizer.step()
+
+"""
+
+
+def test_trainings_in_turn_are_told(tmp_path, capsys):
+    turns = IN_TURN + "for width in (8, 4096):\n    train(width)\n"
+    _, found, err = estimated(capsys, written(tmp_path, turns))
+    line = len(turns.splitlines()) - 1
+    assert found is not None and f"the loop at {tmp_path / 'train.py'}:{line} trains from anew in each turn" in err
+    assert "from anew" not in estimated(capsys, written(tmp_path, IN_TURN + "train(8)\n"))[2]
