@@ -77,6 +77,11 @@ def without_modes() -> Any:
     return _python_dispatch._disable_current_modes()
 
 
+def empty_graph() -> Any:
+    """Returns a graph of TorchScript with nothing in it."""
+    return torch._C.Graph()
+
+
 def make_state(optimizer: torch.optim.Optimizer) -> bool:
     """Makes the state of an optimizer's first step, where its class has torch's method for it.
 

@@ -14,6 +14,8 @@ def not_traced() -> list[Change]:
     """Returns the replacement of `torch.jit.trace`."""
     import torch
 
+    from snugfit.private_torch import empty_graph
+
     def trace(func: Any, example_inputs: Any = None, *_: Any, **named: Any) -> Any:
         keywords = named.get("example_kwarg_inputs")
         if example_inputs is None:
@@ -21,7 +23,7 @@ def not_traced() -> list[Change]:
         else:
             func(*(example_inputs if isinstance(example_inputs, tuple) else (example_inputs,)))
         if isinstance(func, torch.nn.Module):
-            vars(func)["graph"] = torch._C.Graph()
+            vars(func)["graph"] = empty_graph()
         return func
 
     return [(torch.jit, "trace", trace)]

@@ -135,11 +135,11 @@ def record_script(
         workload = watched.workload.replace(gpus=shared.gpus, nodes=shared.nodes)
         found = dataclasses.replace(found, seen=seen, block_names=seen.blocks, workload=workload)
     as_it_is = changed is None  # lines are those of the file then
-    later = _later(path, watched) if as_it_is and watched.enough else ()
+    later = _later(path, watched, alone=launch.ranks is None) if as_it_is and watched.enough else ()
     return dataclasses.replace(found, warnings=(*found.warnings, *launch.notes(), *later))
 
 
-def _later(path: Path, watched: WatchedScript) -> Iterator[str]:
+def _later(path: Path, watched: WatchedScript, *, alone: bool) -> Iterator[str]:
     """What to say of what the first steps do not come to: layers, optimizers, and what is computed behind the training."""
     import torch
 
@@ -150,7 +150,8 @@ def _later(path: Path, watched: WatchedScript) -> Iterator[str]:
             "take more."
         )
     loop, _ = parts_of_training(ast.parse(text), watched.ended_at)
-    in_turn = loop is not None and any(loop.lineno <= line <= (loop.end_lineno or 0) for line in reached)
+    # a loop of a script of several processes may start them
+    in_turn = alone and loop is not None and any(loop.lineno <= line <= (loop.end_lineno or 0) for line in reached)
     if in_turn or watched.observer.in_trials:
         place = f"the loop at {path}:{loop.lineno}" if in_turn and loop is not None else "optuna"
         yield f"{place} trains from anew in each turn, and the first was looked at: a larger model or batch takes more."

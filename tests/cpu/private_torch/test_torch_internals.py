@@ -195,3 +195,9 @@ def test_a_loader_reads_other_samples():
     batches = iter(loader)
     private_torch.give_numbers(batches, lambda numbers: [9 - number for number in numbers])
     assert [batch.tolist() for batch in batches] == [[9, 8, 7, 6], [5, 4, 3, 2], [1, 0]]
+
+
+def test_a_graph_may_be_empty():
+    """empty_graph"""
+    graph = private_torch.empty_graph()
+    assert not list(graph.nodes()) and not list(graph.inputs())

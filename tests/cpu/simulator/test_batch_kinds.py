@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import gc
 from types import SimpleNamespace
 
 import pytest
@@ -177,6 +178,8 @@ def test_packed_sequences(pool, in_order):
         loss.backward()
         optimizer.step()
         assert float(trainer.step(batch)) == loss.item()
+    del trainer, loss
+    gc.collect()  # nothing of before is freed while it is measured
     events = AllocatorEvents()
     events.start()
     again = packed(in_order=in_order), torch.tensor([0, 1, 2, 0])

