@@ -30,12 +30,8 @@ class _OldType(type):
         sizes = given[0] if given and isinstance(given[0], torch.Size) else given
         if all(isinstance(size, int) for size in sizes):
             return torch.empty(tuple(sizes) or (0,), dtype=cls.dtype, device=device)
-        data = given[0]
-        return (
-            data.to(device, cls.dtype)
-            if isinstance(data, torch.Tensor)
-            else torch.tensor(data, dtype=cls.dtype).to(device)
-        )
+        data = given[0] if isinstance(given[0], torch.Tensor) else torch.tensor(given[0], dtype=cls.dtype)
+        return data.to(device, cls.dtype)
 
 
 _TYPES = {f"{name}Tensor": _OldType(f"{name}Tensor", (), {"dtype": dtype}) for name, dtype in _DTYPES.items()}

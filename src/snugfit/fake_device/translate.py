@@ -104,9 +104,8 @@ def pool_on_host(as_host: Callable[[], AbstractContextManager[None]]) -> list[Ch
 
 def names_of_cuda() -> list[str]:
     """Returns the names of `torch.cuda` that the fake accelerator answers to as well."""
-    known = {name for place in _PLACES for name in dir(place)}
-    functions = [name for name in vars(Backend) if not name.startswith("__") and name in known]
-    return [*functions, "Stream", "Event"]
+    own = [*vars(Backend), "Stream", "Event"]
+    return [name for name in own if not name.startswith("__") and any(hasattr(place, name) for place in _PLACES)]
 
 
 @contextmanager
@@ -114,8 +113,9 @@ def cuda_means_sim() -> Iterator[None]:
     """Context in which everything that says "cuda" reaches the fake accelerator."""
     from torch.amp import autocast_mode, grad_scaler
 
+    names = names_of_cuda()
     changes: list[Change] = [
-        (owner, name, getattr(backend, name)) for owner in _PLACES for name in names_of_cuda() if hasattr(owner, name)
+        (place, name, getattr(backend, name)) for place in _PLACES for name in names if hasattr(place, name)
     ]
     autocast_init = autocast_mode.autocast.__init__
     scaler_init = grad_scaler.GradScaler.__init__

@@ -21,12 +21,6 @@ def read_for_real() -> list[Change]:
     return [(torch._utils, "_rebuild_tensor", rebuilt)]
 
 
-def storage_of(tensor: torch.Tensor) -> int:
-    """Returns what is the same number for two tensors in one storage."""
-    number: int = tensor.untyped_storage()._cdata
-    return number
-
-
 def whole_storage(tensor: torch.Tensor) -> torch.Tensor:
     """Returns all numbers of a real tensor's storage as one row of its type."""
     with without_modes():

@@ -30,6 +30,17 @@ def behind_training(text: str, lines: Sequence[int]) -> int | None:
     return next((statement.lineno for statement in behind if _runs_a_model(statement, others)), None)
 
 
+def trained_in_turn(text: str, lines: Sequence[int], made: Collection[int]) -> int | None:
+    """Returns the line of the loop that trains, where it makes an optimizer in each turn; else None.
+
+    `lines`: as above. `made`: lines that were running when an optimizer was made.
+    """
+    loop, _ = parts_of_training(ast.parse(text), lines)
+    if loop is None or not any(loop.lineno <= line <= (loop.end_lineno or loop.lineno) for line in made):
+        return None
+    return loop.lineno
+
+
 def parts_of_training(tree: ast.AST, lines: Sequence[int]) -> tuple[ast.stmt | None, list[ast.stmt]]:
     """Returns the outermost loop that trains, None without one, and what stands behind it; `lines` as above."""
     behind: list[ast.stmt] = []

@@ -6,7 +6,6 @@ written, sent or started (`harmless.py`).
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import functools
 import importlib
@@ -20,7 +19,7 @@ from typing import Any
 from snugfit.attributes import replaced
 from snugfit.errors import CannotSimulateError, InputError, in_words, warn
 from snugfit.fake_device.personality import Personality
-from snugfit.simulator.behind_training import behind_training, parts_of_training
+from snugfit.simulator.behind_training import behind_training, trained_in_turn
 from snugfit.simulator.estimate import DeviceArgument, cards_of, estimated
 from snugfit.simulator.fresh_workers import fresh_workers, imported_since
 from snugfit.simulator.later_optimizers import later_optimizers
@@ -149,11 +148,10 @@ def _later(path: Path, watched: WatchedScript, *, alone: bool) -> Iterator[str]:
             f"what {path} does from line {line} on, behind its training, was not looked at: a test there, say, may "
             "take more."
         )
-    loop, _ = parts_of_training(ast.parse(text), watched.ended_at)
     # a loop of a script of several processes may start them
-    in_turn = alone and loop is not None and any(loop.lineno <= line <= (loop.end_lineno or 0) for line in reached)
-    if in_turn or watched.observer.in_trials:
-        place = f"the loop at {path}:{loop.lineno}" if in_turn and loop is not None else "optuna"
+    loop = trained_in_turn(text, watched.ended_at, reached) if alone else None
+    if loop is not None or watched.observer.in_trials:
+        place = "optuna" if loop is None else f"the loop at {path}:{loop}"
         yield f"{place} trains from anew in each turn, and the first was looked at: a larger model or batch takes more."
     if watched.frozen and (thawing := thawed_later(text, watched.ended_at)):
         places = ", ".join(f"line {line}" for line in thawing)

@@ -18,7 +18,7 @@ import safetensors.torch
 import torch
 
 from snugfit.attributes import Change, replaced
-from snugfit.private_torch.real_tensors import read_for_real, storage_of, whole_storage
+from snugfit.private_torch.real_tensors import read_for_real, whole_storage
 
 _SAVED = b"saved in an estimate as "
 """What stands in a file in place of tensors, before a number."""
@@ -152,10 +152,11 @@ def _target(location: str, map_location: Any) -> Any:
 def _placed(
     tensor: torch.Tensor, devices: dict[int, torch.device], moved: dict[tuple[int, torch.dtype], torch.Tensor]
 ) -> torch.Tensor:
-    device = devices.get(storage_of(tensor))
+    storage = tensor.untyped_storage()._cdata
+    device = devices.get(storage)
     if device is None or device.type == "cpu":
         return tensor
-    key = storage_of(tensor), tensor.dtype
+    key = storage, tensor.dtype
     if key not in moved:
         moved[key] = whole_storage(tensor).to(device)
     row = moved[key]
