@@ -1,6 +1,8 @@
 """Training scripts as people write them, and what is estimated and measured of them."""
 
 import json
+import subprocess
+import sys
 import textwrap
 
 from command_line import run_command
@@ -47,3 +49,23 @@ def measured_bytes(path, *words, until="--stop"):
     done = run_command("profile", "--json", "--no-advice", until, path, *words, cwd=path.parent)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)["allocator_peak_bytes"]
+
+
+_ALONE = """
+import runpy, sys
+from snugfit.measure.allocator_events import AllocatorEvents
+events = AllocatorEvents()
+events.start()
+runpy.run_path(sys.argv[1], run_name="__main__")
+events.stop()
+print(events.peak_bytes)
+"""
+
+
+def unwatched_bytes(path):
+    """The most bytes that live tensors have in a real run that nobody looks into, so that torch compiles."""
+    done = subprocess.run(
+        [sys.executable, "-c", _ALONE, path], cwd=path.parent, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    return int(done.stdout.split()[-1])

@@ -54,7 +54,7 @@ class Job(Protocol):
 def estimate_job(job: Job, title: str, *, device: DeviceArgument, assume: AssumeArgument = None) -> Estimate:
     """Predicts what a training takes, on a card by name, on cpu or on every card (None)."""
     record = functools.partial(record_job, _sent(job), assumptions_from(assume).completed(TAKEN))
-    return estimated(record, cards_of(device), None, title, fresh_workers())
+    return estimated(record, cards_of(device), None, title, fresh_workers().call)
 
 
 def recorded_job(job: Job, personality: Personality, pool: Pool, assume: AssumeArgument = None) -> Recording:

@@ -223,7 +223,8 @@ def source_line(skip: tuple[str, ...]) -> str:
 
 @functools.cache
 def _is_a_persons(filename: str, skip: tuple[str, ...]) -> bool:
-    return not filename.startswith((f"{torch.__path__[0]}{os.sep}", *skip, "<"))
+    written_by_torch = f"{os.sep}torchinductor_" in filename
+    return not written_by_torch and not filename.startswith((f"{torch.__path__[0]}{os.sep}", *skip, "<"))
 
 
 @contextmanager

@@ -9,6 +9,7 @@ of torch 2.11 to 2.15.
 
 from __future__ import annotations
 
+import functools
 import re
 import types
 from collections.abc import Callable, Sequence
@@ -25,6 +26,7 @@ _TRITON_SIGNATURE = re.compile(r"^def triton_\w+\(([^)]*)\)", re.MULTILINE)
 
 def kernels_stand_in(kernel: Kernel) -> list[tuple[Any, str, Any]]:
     """Returns replacements (owner, name, value) that run inductor's code on fake tensors; `kernel` is called instead."""
+    from torch._dynamo import trace_rules
     from torch._inductor.async_compile import AsyncCompile
 
     def of_cpp(_: Any, argtypes: Sequence[str], source_code: str) -> Any:
@@ -37,8 +39,10 @@ def kernels_stand_in(kernel: Kernel) -> list[tuple[Any, str, Any]]:
         reads = [name.startswith("in_ptr") for name in names if "_ptr" in name]
         return types.SimpleNamespace(run=lambda *arguments, **_: _told(kernel, arguments, reads))
 
-    guards = torch._C._dynamo.guards
+    guards, rules = torch._C._dynamo.guards, trace_rules.get_torch_obj_rule_map()
     return [
+        # Made once a process, of torch as it is, before anything of it is replaced; a process group has it forgotten.
+        (trace_rules, "get_torch_obj_rule_map", functools.cache(lambda: rules)),
         (AsyncCompile, "cpp_pybinding", of_cpp),
         (AsyncCompile, "triton", of_triton),
         # Written in C++ for speed, these go past dispatch modes and subclasses.
@@ -76,13 +80,18 @@ def nothing_kept() -> Any:
     )
 
 
+def processor_is_known() -> None:
+    """Finds out, once a process and by a C++ compiler, for which instructions of this processor inductor writes code."""
+    from torch._inductor.cpu_vec_isa import pick_vec_isa
+
+    pick_vec_isa()
+
+
 def forget_all() -> None:
     """Forgets everything compiled in this process, graph breaks, and whether Triton was of any use."""
-    from torch._dynamo.trace_rules import get_torch_obj_rule_map
     from torch.utils import _triton
 
     torch._dynamo.reset()
-    get_torch_obj_rule_map()  # made once a process, of torch as it is, before anything of it is replaced
     _triton.has_triton.cache_clear()
     torch._dynamo.utils.counters.clear()
 
@@ -93,8 +102,9 @@ def graphs_made() -> int:
 
 
 def graph_breaks() -> list[str]:
-    """Returns why graphs broke since `forget_all`, as the first line of torch's reason."""
-    return [reason.splitlines()[0] for reason in torch._dynamo.utils.counters["graph_break"] if reason]
+    """Returns why graphs broke since `forget_all`, as the first line of torch's reason, but where code asks for it."""
+    reasons = [reason.splitlines()[0] for reason in torch._dynamo.utils.counters["graph_break"] if reason]
+    return [reason for reason in reasons if "torch.compiler.disable" not in reason]
 
 
 def device_stands_in(name: str, capability: tuple[int, int]) -> list[tuple[Any, str, Any]]:

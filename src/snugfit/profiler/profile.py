@@ -24,9 +24,9 @@ from snugfit.recording.anatomy import Anatomy, anatomy
 from snugfit.recording.replay import replay
 from snugfit.recording.tensor_bytes import TensorBytes
 from snugfit.recording.trace import WORKSPACE, Trace
+from snugfit.simulator.compiled_code import uncompiled
 from snugfit.simulator.not_traced import not_traced
 from snugfit.simulator.script import EnoughSeen, check_script, run_script
-from snugfit.simulator.uncompiled import uncompiled
 from snugfit.units import format_bytes
 
 _EAGER = (

@@ -22,6 +22,7 @@ from snugfit.private_torch import compiler
 from snugfit.private_torch.backward_errors import BackendGuard
 from snugfit.recipe import Recipe
 from snugfit.recorder.recorder import Recorder
+from snugfit.recorder.script_recorder import ScriptRecorder
 from snugfit.techniques.compile import bound_in_words
 
 _library: list[torch.library.Library] = []
@@ -32,9 +33,16 @@ def compiled_on_fakes(recipe: Recipe, personality: Personality) -> Iterator[None
     """Context in which a recorded step compiles its model, if the recipe asks for that."""
     if recipe.compile == "none":
         yield
-        return
+    else:
+        with compiling(f"compile={recipe.compile!r}", personality):
+            yield
+
+
+@contextmanager
+def compiling(what: str, personality: Personality) -> Iterator[None]:
+    """Context in which torch compiles for fake tensors; `what`: what asked for it, in what is said at its end."""
     compiler.forget_all()
-    compiler.never_compile(Recorder.__torch_dispatch__, BackendGuard.type_)
+    compiler.never_compile(Recorder.__torch_dispatch__, ScriptRecorder.__torch_dispatch__, BackendGuard.type_)
     changes = compiler.kernels_stand_in(_fused_kernel)
     if personality.is_card:
         changes += compiler.device_stands_in(DEVICE_TYPE, personality.capability)
@@ -43,11 +51,11 @@ def compiled_on_fakes(recipe: Recipe, personality: Personality) -> Iterator[None
     try:
         with replaced(changes), compiler.nothing_kept():
             yield
-        warn(bound_in_words(recipe, on_card=personality.is_card))
+        warn(bound_in_words(what, on_card=personality.is_card))
         if breaks := compiler.graph_breaks():
             warn(
-                f"compile={recipe.compile!r} cannot trace the model whole: {len(breaks)} places break its graph, the first "
-                f"because of: {breaks[0]} Between the pieces it runs eagerly, in a run as in this prediction."
+                f"{what} cannot trace the model whole: its graph breaks ({len(breaks)} reasons), the first "
+                f"time because of: {breaks[0]} Between the pieces it runs eagerly, in a run as in this prediction."
             )
     finally:
         logging.disable(quiet)

@@ -54,7 +54,7 @@ def record(
         answers = [*told(torch.get_rng_state, recorder.saw), *told(torch.isfinite, recorder.values.is_true)]
         if personality.is_card:
             around.enter_context(cuda_means_sim())
-            answers += [*pages_locked(), *kept_for_streams(recorder.answered.add)]
+            answers += [*pages_locked(recorder.locked), *kept_for_streams(recorder.answered.add)]
         else:
             answers += pool_on_host(recorder.host_pool)
         around.enter_context(replaced(answers))
@@ -81,6 +81,8 @@ def _libraries_told(recorder: Recorder, kind: str) -> Iterator[None]:
 
     def look(*_: object) -> None:
         nonlocal loaded
+        if torch.compiler.is_compiling():  # a compiler would hold its code for right as long as nothing is imported
+            return
         if len(sys.modules) == loaded:
             return
         loaded = len(sys.modules)
@@ -114,9 +116,8 @@ def kept_for_streams(answered: Callable[[str], None]) -> list[Change]:
 STREAMS = "record_stream: memory is counted as free when its tensor is gone, where a card waits for the other stream"
 
 
-def pages_locked() -> list[Change]:
-    """Replacement for page-locking host memory for a card: a copy of the tensor, and a note of it."""
-    locked: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
+def pages_locked(locked: weakref.WeakSet[torch.UntypedStorage]) -> list[Change]:
+    """Replacement for page-locking host memory for a card: a copy of the tensor, and a note of it in `locked`."""
 
     def pin_memory(tensor: torch.Tensor, *_: object) -> torch.Tensor:
         copy = tensor if tensor.untyped_storage() in locked else tensor.clone()

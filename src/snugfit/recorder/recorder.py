@@ -8,6 +8,7 @@ What an operator does to fake tensors is worked out once (`new_operators.py`), r
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
@@ -65,6 +66,8 @@ class Recorder(RankOperators, NewOperators, DirectMode):
     """Answers questions about values."""
     names: type[ModulePath] = ModulePath
     """Knows which module runs."""
+    compiles = False
+    """Whether code that asks for torch.compile is compiled; otherwise it runs eagerly."""
 
     def __init__(
         self, personality: Personality, assumptions: Assumptions | None = None, builder: TraceBuilder | None = None
@@ -74,10 +77,10 @@ class Recorder(RankOperators, NewOperators, DirectMode):
         self.personality = personality
         self.step = 0
         """Number of the training step, for the marks of phases."""
-        self.compiles = False
-        """Whether code that asks for torch.compile is compiled; otherwise it runs eagerly."""
         self.answered: set[str] = set()
         """Questions about values that were answered although fake tensors have none; for the report."""
+        self.locked: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
+        """Memory of the host whose pages are locked for a card."""
         self.card = CardQuestions(personality.capability)
         """Answers about the card; knows on which generations the recording is the same."""
         self.modules = self.names()

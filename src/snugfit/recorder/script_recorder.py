@@ -26,7 +26,7 @@ from snugfit.values.known_values import known_value
 _aten = torch.ops.aten
 _DRAW = {_aten.arange, _aten.randperm, _aten.randint}
 """Operators that make whole numbers out of nothing where no other dtype is said."""
-_EMPTY = {_aten.empty, _aten.zeros, _aten.ones, _aten.full}
+_EMPTY = {_aten.empty, _aten.empty_strided, _aten.zeros, _aten.ones, _aten.full}
 _INDEXING = {_aten.index, _aten.index_put, _aten.index_put_}
 _MOST_NUMBERS = 2**22
 """Larger ones are fake: no script reads them one by one."""
@@ -48,6 +48,8 @@ class ScriptRecorder(Recorder):  # type: ignore[no-untyped-call]
         if kwargs.get("device") == _FIRST_CPU:
             kwargs = {**kwargs, "device": _CPU}
         given = tensors_in((*args, *kwargs.values()))
+        if func is _aten.is_pinned.default:  # asked by code in C++, as that of DistributedDataParallel
+            return given[0].untyped_storage() in self.locked
         if "sparse" in func._opname or any(map(_is_real_sparse, given)):
             args = _with_known_values(args)
             given = tensors_in((*args, *kwargs.values()))
@@ -59,8 +61,16 @@ class ScriptRecorder(Recorder):  # type: ignore[no-untyped-call]
         module = self._moment.module()
         made = [part for tensor in tensors_in((result,)) for part in _dense(tensor)]
         for tensor in new_tensors(made, known):
+            if kwargs.get("pin_memory"):
+                self.locked.add(tensor.untyped_storage())
             self._notes.storage(tensor, module, str(func))
         return result
+
+
+class CompilingRecorder(ScriptRecorder):  # type: ignore[no-untyped-call]
+    """A recorder of a script in which `torch.compile` compiles."""
+
+    compiles = True
 
 
 def _dense(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:

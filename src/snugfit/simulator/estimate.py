@@ -123,14 +123,14 @@ def estimate(
 
         record = functools.partial(record_step, step, model, optimizer, shapes, settings, steps=steps, recipe=recipe)
         with said_how_it_was_read(given):
-            return estimated(functools.partial(record, on_host=lives_on_host(given)), cards, recipe, title, pool)
+            return estimated(functools.partial(record, on_host=lives_on_host(given)), cards, recipe, title, _call(pool))
     arguments = {
         **settings, "loss": loss, "optimizer": optimizer, "forward": forward, "split": split, "loss_weight": loss_weight,
     }  # fmt: skip
     recipe = recipe or Recipe()
     record = functools.partial(given_subject(model, shapes, arguments).record, recipe, whole=whole)
     with said_how_it_was_read(given):
-        return estimated(record, cards, recipe, title, pool)
+        return estimated(record, cards, recipe, title, _call(pool))
 
 
 def estimate_named(
@@ -151,7 +151,7 @@ def estimate_named(
     """
     cards = cards_of(device)
     recipe, subject = recipe or Recipe(), named_subject(named, workload)
-    return estimated(functools.partial(subject.record, recipe, whole=whole), cards, recipe, subject.title, pool)
+    return estimated(functools.partial(subject.record, recipe, whole=whole), cards, recipe, subject.title, _call(pool))
 
 
 def cards_of(device: DeviceArgument) -> tuple[Device, ...]:
@@ -204,24 +204,27 @@ def _checked(recipe: Recipe) -> Recipe:
     return recipe
 
 
+def _call(pool: Pool | None) -> Callable[..., Any]:
+    from snugfit.workers.pool import shared_pool
+
+    return (pool or shared_pool()).call
+
+
 def estimated(
     record: Callable[[Personality], Recording],
     cards: tuple[Device, ...],
     recipe: Recipe | None,
     title: str,
-    pool: Pool | None,
+    call: Callable[..., Any],
 ) -> Estimate:
-    """Records once for each kind of card among `cards`, and reads off what each of them would say."""
-    from snugfit.workers.pool import shared_pool
-
-    workers = pool or shared_pool()
+    """Records once for each kind of card among `cards`, and reads off what each of them would say; `call`: `Pool.call`."""
     kinds = [_kind(card) for card in cards]
     recorded: dict[Personality, Recording] = {}
     with waits_are_told():
         for kind in sorted(dict.fromkeys(kinds), key=lambda kind: kind.capability != GENERATIONS[0]):
             like = next((one for one in recorded.values() if kind.capability in one.same_on), None)
             doing = f"a training step of {title}"
-            recorded[kind] = workers.call(record, kind, doing=doing) if like is None else like.on(kind.capability)
+            recorded[kind] = call(record, kind, doing=doing) if like is None else like.on(kind.capability)
     for message in dict.fromkeys(text for one in recorded.values() for text in one.warnings):
         warn(message)
     headline = next(iter(recorded.values()))
@@ -230,7 +233,7 @@ def estimated(
     fewer = headline.alike_ranks[1:] if sum(map(len, headline.alike_ranks)) <= MOST_RANKS else ()
     doing = f"what other GPUs do of a training step of {title}"
     with waits_are_told():
-        others = [workers.call(record, next(iter(recorded)), doing=doing, rank=numbers[0]) for numbers in fewer]
+        others = [call(record, next(iter(recorded)), doing=doing, rank=numbers[0]) for numbers in fewer]
     return assemble(
         [(card, recorded[kind]) for card, kind in zip(cards, kinds, strict=True)],
         headline=headline,

@@ -8,12 +8,14 @@ Libraries that write by code of their own in C (databases, pyarrow) are not seen
 from __future__ import annotations
 
 import builtins
+import bz2
 import io
 import multiprocessing.context
 import multiprocessing.process
 import os
 import shutil
 import sys
+import tarfile
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -144,6 +146,10 @@ class _Aside:
             return None
 
         rows: list[Change] = [(builtins, "open", opened), (io, "open", opened), (os, "open", low), (os, "mkdir", mkdir)]
+        rows += [
+            (tarfile, "bltn_open", opened),
+            (bz2, "_builtin_open", opened),
+        ]  # kept by these since they were imported
         rows += [(os, name, reading(name)) for name in ("stat", "lstat", "listdir", "scandir", "access", "statvfs")]
         rows += [(os, name, removed(name)) for name in ("remove", "unlink", "rmdir")]
         rows += [(os, name, moved(name)) for name in ("rename", "replace")]

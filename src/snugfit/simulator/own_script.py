@@ -20,8 +20,9 @@ from snugfit.attributes import replaced
 from snugfit.errors import CannotSimulateError, InputError, in_words, warn
 from snugfit.fake_device.personality import Personality
 from snugfit.simulator.behind_training import behind_training, trained_in_turn
+from snugfit.simulator.compiled_script import record_as_it_compiles
 from snugfit.simulator.estimate import DeviceArgument, cards_of, estimated
-from snugfit.simulator.fresh_workers import fresh_workers, imported_since
+from snugfit.simulator.fresh_workers import imported_since
 from snugfit.simulator.later_optimizers import later_optimizers
 from snugfit.simulator.launched import Launch
 from snugfit.simulator.prediction import Estimate
@@ -75,13 +76,13 @@ def estimate_script(
     path, cards = check_script(script), cards_of(device)
     assumed = assumptions_from(assume).completed(ASSUMED)
     record = functools.partial(record_script, path, list(arguments), assumed, gpus=gpus, nodes=nodes)
-    found = estimated(record, cards, None, script, fresh_workers())
+    found = estimated(record, cards, None, script, record_as_it_compiles)
     if found.peak_allocated_bytes:
         return found
     if device not in (None, "all"):
         raise on_host(script)
     warn(f"{script} puts nothing on a card: as it was called it trains on the host, for which it is predicted here.")
-    return estimated(record, cards_of("cpu"), None, script, fresh_workers())
+    return estimated(record, cards_of("cpu"), None, script, record_as_it_compiles)
 
 
 def on_host(script: str) -> InputError:
@@ -101,6 +102,7 @@ def record_script(
     changed: Mapping[str, str] | None = None,
     put_on: Sequence[str] = (),
     for_plan: bool = False,
+    compiles: bool = False,
     gpus: int | None = None,
     nodes: int = 1,
 ) -> ScriptRecording:
@@ -109,6 +111,7 @@ def record_script(
     `changed`: file -> text that is run in its place, without a word; None: as the files are.
     `put_on`: statements that are run with the `model` when its optimizer is made.
     `for_plan`: whether fidelity will be judged by it, for which its models are looked at.
+    `compiles`: whether `torch.compile` compiles, for fake tensors and without a word; otherwise it is left out.
     `gpus`, `nodes`: as of `estimate_script`.
     """
     from snugfit.fake_device.says_cuda import other_text
@@ -122,9 +125,9 @@ def record_script(
             run_watched(watched, path, arguments, changed or {}, recorder)
 
     with ExitStack() as around:
-        around.enter_context(_numbers_told(path) if changed is None else _silence())
+        around.enter_context(_silence() if compiles or changed is not None else _numbers_told(path))
         around.enter_context(replaced(watched.changes()))
-        recording = record_watched(watched, run, assume, personality)
+        recording = record_watched(watched, run, assume, personality, compiles=compiles)
     known = {field.name: getattr(recording, field.name) for field in dataclasses.fields(recording)}
     found = ScriptRecording(**known, seen=watched.observer.seen)
     if (workload := launch.workload) is not None:

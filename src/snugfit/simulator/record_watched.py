@@ -22,10 +22,6 @@ if TYPE_CHECKING:
 
     from snugfit.recording.recording import Recording
 
-_EAGER = (
-    "torch.compile is left out: the step is counted as it runs eagerly. A compiled one mostly takes less memory and time; "
-    "measure it to know."
-)
 _BENCHMARK = (
     "the script sets torch.backends.cudnn.benchmark: in its first step cuDNN tries kernels for each convolution, with as "
     "much free memory as they ask for (a DCGAN took 2.6 GiB on an H100 instead of 0.25), which is not predicted. Where less "
@@ -39,35 +35,44 @@ def record_watched(
     assume: Assumptions,
     personality: Personality,
     captured: Iterable[torch.Tensor] = (),
+    *,
+    compiles: bool = False,
 ) -> Recording:
     """Records `run(recorder)`, code of a person's own that trains by itself; runs in a worker.
 
     `captured`: tensors that arrived with that code and belong to no model.
+    `compiles`: whether `torch.compile` compiles, for fake tensors; otherwise it is left out.
     """
     import torch
 
     from snugfit.fake_device.says_cuda import code_says_cuda
+    from snugfit.private_torch.compiler import processor_is_known
     from snugfit.private_torch.moved_modules import moves
+    from snugfit.recorder.compiled import compiling
     from snugfit.recorder.record import record
-    from snugfit.recorder.script_recorder import ScriptRecorder, addresses, copies, weights
+    from snugfit.recorder.script_recorder import CompilingRecorder, ScriptRecorder, addresses, copies, weights
+    from snugfit.simulator.compiled_code import EAGER, compiled, uncompiled
     from snugfit.simulator.harmless import harmless
     from snugfit.simulator.not_traced import not_traced
     from snugfit.simulator.session import without_logs
     from snugfit.simulator.stored_tensors import stored_tensors
-    from snugfit.simulator.uncompiled import uncompiled
     from snugfit.values.known_values import remembering
 
     without_logs()
+    if compiles and not personality.is_card:
+        processor_is_known()  # by programs that are started, which nothing may be within
     with ExitStack() as around:
         watched.begin(around)
         around.enter_context(harmless())
         written = [(torch, one.__name__, remembering(one)) for one in (torch.tensor, torch.as_tensor)]
         shown = (warnings, "showwarning", _noted(watched, warnings.showwarning))
-        eagerly = *uncompiled(lambda: watched.note(_EAGER)), *not_traced()
+        compiler = *not_traced(), *(compiled(watched.note) if compiles else uncompiled(lambda: watched.note(EAGER)))
         held = *weights(), *moves(lambda: watched.enough)
-        around.enter_context(replaced([*copies(), *addresses(), *stored_tensors(), *held, *eagerly, *written, shown]))
+        around.enter_context(replaced([*copies(), *addresses(), *stored_tensors(), *held, *compiler, *written, shown]))
         around.enter_context(code_says_cuda() if personality.is_card else replaced(_no_accelerator()))
-        recording = record(run, personality, captured, assume, kind=ScriptRecorder)
+        if compiles:
+            around.enter_context(compiling("torch.compile", personality))
+        recording = record(run, personality, captured, assume, kind=CompilingRecorder if compiles else ScriptRecorder)
         if (
             personality.is_card
             and torch.backends.cudnn.benchmark

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from snugfit.attributes import Change, replaced
 from snugfit.errors import InputError
+from snugfit.simulator.compiled_code import is_traced, model_of
 from snugfit.simulator.early_ends import early_ends
 from snugfit.simulator.script import EnoughSeen
 from snugfit.simulator.script_seen import Observer
@@ -175,7 +176,9 @@ class WatchedScript:
 
     def _entered(self, module: torch.nn.Module, inputs: tuple[Any, ...]) -> None:
         """Names a model that is called from outside of all modules for the first time."""
-        recorder = self.recorder
+        if is_traced():
+            return
+        recorder, module = self.recorder, getattr(module, "_orig_mod", module)  # what was compiled
         if recorder is None or recorder.modules.stack or self.loaders.read_widths:
             return
         if next(module.parameters(), None) is None:  # a loss function, say, or a transform of a data set
@@ -233,6 +236,8 @@ class WatchedScript:
             return
 
         def called(_: Any, __: Any, by_name: Any) -> None:  # which hooks of all modules are not told
+            if is_traced():
+                return
             if trains():  # it may generate texts before
                 hook.remove()
                 self._takes(module, by_name)
@@ -249,6 +254,8 @@ class WatchedScript:
             optimizer.zero_grad()  # leaves no update of a batch that accelerate asked for ahead; an evaluation may follow
         elif self.recorder is not None:
             self._end_forward()
+            if not self._all_parameters and (module := model_of(optimizer)) is not None:
+                self._meets(module, ())
             self.observer.stepped(optimizer, self.recorder.modules)
 
     def _after_step(self, optimizer: Any, *_: Any) -> None:

@@ -442,28 +442,6 @@ def test_text_is_generated_to_its_greatest_length(tmp_path, capfd, beams):
     assert estimate["peak_allocated_bytes"] == pytest.approx(measured_bytes(path, str(beams)), rel=0.01)
 
 
-COMPILED = """
-model = torch.compile(model)
-loss_of = torch.compile(mode="default")(nn.functional.cross_entropy)
-for _ in range(4):
-    loss_of(model(torch.randn(64, 32, device=device)), torch.zeros(64, dtype=torch.long, device=device)).backward()
-    optimizer.step()
-    optimizer.zero_grad()
-torch.save(model._orig_mod.state_dict(), "weights.pt")
-"""
-
-
-@pytest.mark.parametrize("device", ["cpu", "rtx-4090"])
-def test_a_compiled_step_is_counted_as_it_runs_eagerly(tmp_path, capsys, monkeypatch, device):
-    monkeypatch.chdir(tmp_path)
-    _, compiled, err = estimated(capsys, written(tmp_path, TRAINS + COMPILED), device=device)
-    assert compiled is not None and "torch.compile is left out" in err, err
-    eager = COMPILED.replace("model = torch.compile(model)\n", "").replace('torch.compile(mode="default")', "")
-    _, plain, _ = estimated(capsys, written(tmp_path, TRAINS + eager.replace("._orig_mod", "")), device=device)
-    assert compiled["peak_allocated_bytes"] == plain["peak_allocated_bytes"]
-    assert compiled["step_seconds"] == plain["step_seconds"]
-
-
 def test_a_function_that_is_compiled_and_not_called_is_not_told_of(tmp_path, capsys):
     code, _, err = estimated(capsys, written(tmp_path, TRAINS + "torch.compile(print)\n" + LOOP))
     assert code == 0 and "torch.compile" not in err

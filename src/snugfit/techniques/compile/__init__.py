@@ -50,13 +50,13 @@ WITHIN_ON_CPU, WITHIN_ON_CARDS = 0.05, 0.08
 others published (`benchmarks/compiled.py`, `benchmarks/published_compiled.py`)."""
 
 
-def bound_in_words(recipe: Recipe, *, on_card: bool) -> str:
-    """Returns a sentence that says how far a prediction of a compiled step can be trusted."""
+def bound_in_words(what: str, *, on_card: bool) -> str:
+    """Returns a sentence that says how far a prediction of a compiled step can be trusted, which `what` asked for."""
     share, where = (
         (WITHIN_ON_CARDS, "three published runs on cards") if on_card else (WITHIN_ON_CPU, "measured runs on cpu")
     )
     return (
-        f"compile={recipe.compile!r} is predicted by compiling the step without its kernels: memory within {share:.0%} of "
+        f"{what} is predicted by compiling the step without its kernels: memory within {share:.0%} of "
         f"{where}; another version of torch may compile otherwise. Seconds of fused kernels are not held against any."
     )
 
