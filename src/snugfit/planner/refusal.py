@@ -182,7 +182,7 @@ def does_not_fit(
     parts = [
         f"{title} does not fit {budget} ({taken_off} taken off). What stands in the way: {' or '.join(limits)}"
         f"{'' if remedies else '; nothing that was tried instead is enough'}. "
-        f"{len(refusal.space.simulations.probes)} recipes were simulated."
+        f"Recipes that were simulated: {len(refusal.space.simulations.probes)}."
     ]
     if remedies:
         parts += ["It fits with one of", *(f"  {one}" for one in remedies)]

@@ -26,7 +26,10 @@ def load_function(spec: str) -> Callable[..., Any]:
     """Returns the function that `path/file.py:function` names; `InputError` where it cannot be loaded."""
     path_text, _, name = spec.rpartition(":")
     if not path_text or not name.isidentifier():
-        raise InputError(f"model {spec!r} names no function. Write path/file.py:function.")
+        raise InputError(
+            f"model {spec!r} names no function. Write path/file.py:function; a training script as it is goes to "
+            "snugfit estimate, plan or profile."
+        )
     path = Path(path_text).expanduser()
     if not path.is_file():
         what = "is a folder" if path.is_dir() else "does not exist"

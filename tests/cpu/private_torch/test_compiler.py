@@ -5,7 +5,7 @@ from backend_in_a_worker import REGISTERED, in_a_worker
 
 def test_compiled_code_runs_on_fake_tensors():
     """compiler: Kernel, kernels_stand_in, device_stands_in, never_compile, nothing_kept, forget_all, graph_breaks,
-    graphs_made"""
+    graphs_made, processor_is_known"""
     said = in_a_worker(
         REGISTERED
         + """
@@ -24,6 +24,7 @@ class Seen(private_torch.DirectMode):
 def step(x, weight):
     return (torch.sin(x) * 2).sum(1) @ weight
 
+compiler.processor_is_known()
 compiler.never_compile(Seen.__torch_dispatch__, BackendGuard.type_)
 for place in (torch.device("cpu"), device):
     made, told = [], []

@@ -7,6 +7,7 @@ from snugfit.simulator.own_script import estimate_script
 
 TRAIN = """
 import os
+from functools import partial
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
@@ -43,6 +44,7 @@ STARTED = """
     for one in several:
         one.join()
 """
+LOOKING = "    mp.spawn(main, args=(2, partial(DistributedDataParallel, find_unused_parameters=True)), nprocs=2)"
 BY_TORCHRUN = '    main(int(os.environ["LOCAL_RANK"]), int(os.environ["WORLD_SIZE"]), DistributedDataParallel)'
 WEIGHTS = 4096 * 4096 * 4
 
@@ -52,7 +54,7 @@ def estimated(folder, end, **given):
     return estimate_script(str(folder / "train.py"), device="rtx-4090", **given)
 
 
-@pytest.mark.parametrize(("end", "share"), [(SPAWNED, 1), (STARTED, 1 / 2), (BY_TORCHRUN, 1)])
+@pytest.mark.parametrize(("end", "share"), [(SPAWNED, 1), (LOOKING, 1), (STARTED, 1 / 2), (BY_TORCHRUN, 1)])
 def test_the_first_process(tmp_path, end, share):
     found = estimated(tmp_path, end, gpus=2)
     assert (found.gpus, found.ranks[0].ranks) == (2, "0")

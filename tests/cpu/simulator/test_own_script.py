@@ -210,12 +210,17 @@ def test_what_a_step_computes_is_that_of_the_last_whole_one(tmp_path, capsys):
 
 def test_nothing_is_left_behind(tmp_path, capsys, monkeypatch):
     leaves = """
-import io, json, os, shutil, socket, subprocess
+import bz2, io, json, os, shutil, socket, subprocess, tarfile
 from pathlib import Path
 Path("out").mkdir(exist_ok=True)
 os.makedirs("out/deep/er")
 Path("out/log.json").write_text(json.dumps({"loss": 1}))
 assert json.loads(Path("out/log.json").read_text()) == {"loss": 1} and os.path.isdir("out/deep/er")
+with tarfile.open("out/all.tar.bz2", "w:bz2") as archive:
+    archive.add("out/log.json")
+with tarfile.open("out/all.tar.bz2") as archive, bz2.open("out/more.bz2", "wb") as more:
+    more.write(archive.extractfile("out/log.json").read())
+assert json.loads(bz2.open("out/more.bz2").read()) == {"loss": 1}
 with open("kept.txt", "a") as log:
     log.write("more")
 assert open("kept.txt").read() == "keptmore"
@@ -541,8 +546,9 @@ for _ in range(3):
 """
 
 
-def test_flex_attention_is_one_kernel_on_a_card(tmp_path, capsys):
+def test_flex_attention_is_one_kernel_on_a_card(tmp_path, capsys, monkeypatch):
     """Torch refuses it on a device that it does not know; its scores and their gradients would be 64 MiB and more."""
+    monkeypatch.setenv("TORCH_COMPILE_DISABLE", "1")  # what a compiler fuses around it is left out of the comparison
     _, found, err = estimated(capsys, written(tmp_path, TRAINS + FLEX))
     assert found is not None, err
     assert found["peak_allocated_bytes"] < 2**26 and any("FlexAttention" in one for one in found["answered"])
