@@ -85,8 +85,8 @@ def run_watched(
         ended = f"ended with exit status {code}" if code else "ended"
         raise InputError(
             f"{path} {ended} without a step of an optimizer of torch.optim, so there is no training step to look at. "
-            "Give the arguments with which it trains, behind its name, and options of snugfit before it; of a file that only "
-            f"builds a model, name the function: {path}:FUNCTION."
+            "Give the arguments with which it trains, behind its name, and options of snugfit before it; of a file that "
+            f"only builds a model, name the function: {path}:FUNCTION."
         )
 
 
