@@ -17,8 +17,8 @@ from snugfit.attributes import replaced
 from snugfit.errors import InputError, in_words
 from snugfit.fake_device.personality import Personality
 from snugfit.recording.recording import Recording
+from snugfit.simulator.compiled_script import record_as_it_compiles
 from snugfit.simulator.estimate import DeviceArgument, cards_of, estimated
-from snugfit.simulator.fresh_workers import fresh_workers
 from snugfit.simulator.own_script import ASSUMED
 from snugfit.simulator.prediction import Estimate
 from snugfit.simulator.record_watched import record_watched
@@ -54,7 +54,7 @@ class Job(Protocol):
 def estimate_job(job: Job, title: str, *, device: DeviceArgument, assume: AssumeArgument = None) -> Estimate:
     """Predicts what a training takes, on a card by name, on cpu or on every card (None)."""
     record = functools.partial(record_job, _sent(job), assumptions_from(assume).completed(TAKEN))
-    return estimated(record, cards_of(device), None, title, fresh_workers().call)
+    return estimated(record, cards_of(device), None, title, record_as_it_compiles)
 
 
 def recorded_job(job: Job, personality: Personality, pool: Pool, assume: AssumeArgument = None) -> Recording:
@@ -78,8 +78,8 @@ def _sent(job: Job) -> bytes:
         ) from error
 
 
-def record_job(sent: bytes, assume: Any, personality: Personality) -> Recording:
-    """Records a job from `skeleton.dumps`; runs in a worker."""
+def record_job(sent: bytes, assume: Any, personality: Personality, *, compiles: bool = False) -> Recording:
+    """Records a job from `skeleton.dumps`; runs in a worker. `compiles`: whether `torch.compile` compiles."""
     from snugfit.fake_device.says_cuda import code_says_cuda
     from snugfit.recorder.captured import captured_tensors
     from snugfit.recorder.materialise import Materialiser
@@ -104,7 +104,7 @@ def record_job(sent: bytes, assume: Any, personality: Personality) -> Recording:
         if not watched.steps:
             raise InputError("the trainer took no step of an optimizer of torch.optim, so there is nothing to look at.")
 
-    return record_watched(watched, run, assume, personality, captured)
+    return record_watched(watched, run, assume, personality, captured, compiles=compiles)
 
 
 class Samples:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -26,6 +27,8 @@ from snugfit.recorder.script_recorder import ScriptRecorder
 from snugfit.techniques.compile import bound_in_words
 
 _library: list[torch.library.Library] = []
+_OF_OURS = "(?s).*(there are global hooks on modules|dynamo_pgo force disabled)"
+"""What torch warns of because a simulation looks on, and keeps nothing."""
 
 
 @contextmanager
@@ -49,7 +52,8 @@ def compiling(what: str, personality: Personality) -> Iterator[None]:
     quiet = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
-        with replaced(changes), compiler.nothing_kept():
+        with replaced(changes), compiler.nothing_kept(), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=_OF_OURS)
             yield
         warn(bound_in_words(what, on_card=personality.is_card))
         if breaks := compiler.graph_breaks():

@@ -139,3 +139,9 @@ def test_estimate_for_names_what_it_cannot_take(tmp_path):
         snugfit.estimate_for(trainer)
     with pytest.raises(InputError, match="train_dataset has no samples"):
         snugfit.estimate_for(small_trainers.trainer(tmp_path, data=small_trainers.Texts(0)))
+
+
+def test_a_trainer_that_compiles_is_predicted_compiled(tmp_path):
+    compiled = small_trainers.trainer(tmp_path, torch_compile_backend="aot_eager")
+    with pytest.warns(SnugfitWarning, match="torch.compile is predicted by compiling"):
+        assert snugfit.estimate_for(compiled, device="cpu").anatomy_bytes["weights"]

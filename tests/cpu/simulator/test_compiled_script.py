@@ -37,7 +37,6 @@ WHOLE = 'torch.compile(model, backend="aot_eager_decomp_partition")'
 IN_PLACE = '[block.compile(backend="aot_eager_decomp_partition") for block in model[:2]] and model'
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("how", [WHOLE, IN_PLACE])
 def test_it_takes_what_the_compiled_run_takes(tmp_path, capsys, monkeypatch, how):
     path = written(tmp_path, BLOCKS.replace("{HOW}", how))

@@ -1,0 +1,148 @@
+"""What keeps its values in the recording of a script, and what is fake."""
+
+import pytest
+import torch
+from own_scripts import LOOP, TRAINS, estimated, measured_bytes, written
+from safetensors.torch import save_file
+
+
+def test_layers_that_are_copied_are_weights(tmp_path, capsys):
+    copied = """
+import copy
+layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
+body = nn.TransformerEncoder(layer, 6)
+assert len({weight.data_ptr() for _ in range(2) for weight in body.parameters()}) == len(list(body.parameters()))
+model = nn.Sequential(body, nn.Linear(32, 4)).to(device)
+average = copy.deepcopy(model)
+optimizer = torch.optim.AdamW(model.parameters())
+"""
+    body = LOOP.replace("torch.randn(640, 32)", "torch.randn(640, 5, 32)").replace(
+        "model(x.to(device))", "model(x.to(device))[:, 0]"
+    )
+    _, estimate, err = estimated(capsys, written(tmp_path, TRAINS + copied + body))
+    assert estimate is not None, err
+    one = 4 * 32 * 32 + 4 * 32 + 2 * 32 * 64 + 64 + 32 + 4 * 32
+    assert estimate["parameters"] == 6 * one + 32 * 4 + 4
+
+
+def test_weights_of_files_count_as_those_of_layers(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    save_file({"weight": torch.zeros(4096, 32)}, "weights.safetensors")
+    mapped = """
+from safetensors.torch import load_file
+model[0].weight = nn.Parameter(load_file("weights.safetensors")["weight"])
+model[2].weight = nn.Parameter(torch.from_numpy(__import__("numpy").zeros((4, width), "float32")))
+optimizer = torch.optim.AdamW(model.parameters())
+"""
+    made, read = (
+        estimated(capsys, written(tmp_path, TRAINS + more + LOOP), "--width", "4096", device="cpu")[1]
+        for more in ("", mapped)
+    )
+    assert read["anatomy_bytes"] == made["anatomy_bytes"]
+
+
+COUNTS = """
+for _ in range(4):
+    found = model(torch.randn(64, 32, device=device))
+    nn.functional.cross_entropy(found, torch.zeros(64, dtype=torch.long, device=device)).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    assert torch.bincount(found.argmax(1), minlength=16).view(4, 4).shape == (4, 4)
+    sizes = torch.tensor(found.shape, device=device)[None].cpu()
+    assert max(row[1] for row in sizes) == 4 and sizes.tolist() == [[64, 4]]
+"""
+
+
+@pytest.mark.parametrize("device", ["cpu", "rtx-4090"])
+def test_counts_and_written_numbers_are_known(tmp_path, capsys, device):
+    code, _, err = estimated(capsys, written(tmp_path, TRAINS + COUNTS), device=device)
+    assert code == 0, err
+
+
+JUDGED = """
+data = torch.utils.data.TensorDataset(torch.randn(256, 32), torch.arange(256) % 5)
+for x, y in torch.utils.data.DataLoader(data, batch_size=64):
+    loss = nn.functional.cross_entropy(model(x.to(device)), y.clamp(max=3).to(device))
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+with torch.inference_mode():  # the matrix of classes that torchvision's references keep
+    found, wanted = model(x.to(device)).argmax(1), y.to(device)
+    known = (wanted >= 0) & (wanted < 4)
+    assert found[known].shape == (int((y < 4).sum()),)
+"""
+
+
+@pytest.mark.parametrize("device", ["cpu", "rtx-4090"])
+def test_masks_of_labels_are_known_in_inference_too(tmp_path, capsys, device):
+    code, _, err = estimated(capsys, written(tmp_path, TRAINS + JUDGED), device=device)
+    assert code == 0, err
+
+
+ARRAYS = """
+def features(number):
+    return torch.randn(80, 400 + number).mul(2).numpy()
+
+kept = [features(number)[:, :-1] for number in range(20)]  # views, whose memory torch made
+del kept[10:]
+whole = [features(number).copy() for number in range(20)]
+for step in range(3):
+    x = torch.from_numpy(whole[0]).flatten()[:64 * 32].view(64, 32)
+    model(x.to(device)).mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_memory_of_torch_lives_as_long_as_the_arrays_on_it(tmp_path, capsys):
+    path = written(tmp_path, TRAINS + ARRAYS)
+    _, found, _ = estimated(capsys, path, device="cpu")
+    assert found["peak_allocated_bytes"] == pytest.approx(measured_bytes(path), rel=0.01)
+    assert found["peak_allocated_bytes"] > 10 * 80 * 400 * 4
+
+
+PINNED = """
+def pack(tensor):
+    kept = torch.empty(tensor.size(), dtype=tensor.dtype, pin_memory=True)
+    kept.copy_(tensor, non_blocking=True)
+    return kept
+
+for _ in range(3):
+    x, y = torch.randn(64, 32, device=device), torch.zeros(64, dtype=torch.long, device=device)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda kept: kept.to(device, non_blocking=True)):
+        loss = nn.functional.cross_entropy(model(x), y)
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_what_is_saved_goes_to_locked_pages_of_the_host(tmp_path, capsys):
+    """Labels too: small whole numbers, which are real tensors in an estimate, on a machine without a card."""
+    _, found, err = estimated(capsys, written(tmp_path, TRAINS + PINNED))
+    assert found is not None and found["host_bytes"] > 64 * 256 * 4, err
+
+
+FLEX = """
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+attend = torch.compile(flex_attention)
+mask = create_block_mask(lambda b, h, q, k: q >= k, None, None, 1024, 1024, device=device)
+for _ in range(3):
+    heads = nn.functional.linear(torch.randn(2, 4, 1024, 32, device=device), model[0].weight[:64])
+    attend(heads, heads, heads, block_mask=mask).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_flex_attention_is_one_kernel_on_a_card(tmp_path, capsys, monkeypatch):
+    """Torch refuses it on a device that it does not know; its scores and their gradients would be 64 MiB and more."""
+    monkeypatch.setenv("TORCH_COMPILE_DISABLE", "1")  # what a compiler fuses around it is left out of the comparison
+    _, found, err = estimated(capsys, written(tmp_path, TRAINS + FLEX))
+    assert found is not None, err
+    assert found["peak_allocated_bytes"] < 2**26 and any("FlexAttention" in one for one in found["answered"])
+    plain = FLEX.replace("attend(heads, heads, heads, block_mask=mask)", "causal(heads)").replace(
+        "attend =", "causal = lambda x: nn.functional.scaled_dot_product_attention(x, x, x, is_causal=True)\nattend ="
+    )
+    _, efficient, _ = estimated(capsys, written(tmp_path, TRAINS + plain))
+    assert found["peak_allocated_bytes"] == pytest.approx(efficient["peak_allocated_bytes"], rel=0.02)

@@ -1,0 +1,52 @@
+"""What is said where a script ends, fails or does not train."""
+
+import sys
+
+import pytest
+from own_scripts import LOOP, TRAINS, estimated, written
+
+SAVES = """
+places = {weight.untyped_storage().data_ptr() for _ in range(2) for weight in model.parameters()}
+raise SystemExit(0 if len(places) == 4 else "two weights in one place")
+"""
+
+
+def test_what_fails_behind_the_steps_is_one_line(tmp_path, capsys):
+    few = LOOP.replace("range(50)", "range(1)")
+    _, whole, err = estimated(capsys, written(tmp_path, TRAINS + few + SAVES))
+    assert whole is not None and "two weights" not in err and "behind the steps" not in err
+    path = written(tmp_path, TRAINS + few + "raise OSError(\n    'no place\\non the disk')\n")
+    _, failed, err = estimated(capsys, path)
+    assert f"{path} failed behind the steps that are estimated: OSError: no place on the disk at {path}:" in err
+    assert "Traceback" not in err
+    assert failed["peak_allocated_bytes"] == whole["peak_allocated_bytes"]
+
+
+@pytest.mark.parametrize(
+    "text, code, said",
+    [
+        ("print('nothing to do')", 2, "without a step of an optimizer"),
+        ("raise SystemExit(3)", 2, "exit status 3"),
+        ("open('missing.csv')", 2, "FileNotFoundError"),
+        ("import missing_module", 2, f"runs in the Python of {sys.prefix}: install it there"),
+        ("input('go on?')", 5, "reads standard input"),
+        (
+            "import snugfit, torch\nsnugfit.estimate(torch.nn.Linear(2, 2), torch.ones(2, 2), device='cpu')",
+            2,
+            "It asks snugfit for an estimate or a plan",
+        ),
+        ("import subprocess\nsubprocess.run(['git', 'rev-parse', 'HEAD'])", 2, "no program is started in an estimate"),
+        ("import multiprocessing\nmultiprocessing.Process(target=print).start()", 5, "starts a process"),
+        (
+            "x = torch.multinomial(torch.ones(2**16, device=device), 2**15)\nprint(x[x > 9].shape)",
+            5,
+            "--assume nonzero",
+        ),
+    ],
+    ids=["no step", "exit", "file", "module", "stdin", "itself", "program", "process", "values"],
+)
+def test_what_ends_a_script_is_told_in_one_line(tmp_path, capsys, monkeypatch, text, code, said):
+    monkeypatch.chdir(tmp_path)
+    got, _, err = estimated(capsys, written(tmp_path, TRAINS + text))
+    last = err.strip().splitlines()[-1]
+    assert (got, "snugfit/" in last) == (code, False) and last.startswith("snugfit: ") and said in last
