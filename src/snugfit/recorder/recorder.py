@@ -66,8 +66,6 @@ class Recorder(RankOperators, NewOperators, DirectMode):
     """Answers questions about values."""
     names: type[ModulePath] = ModulePath
     """Knows which module runs."""
-    compiles = False
-    """Whether code that asks for torch.compile is compiled; otherwise it runs eagerly."""
 
     def __init__(
         self, personality: Personality, assumptions: Assumptions | None = None, builder: TraceBuilder | None = None
@@ -77,6 +75,8 @@ class Recorder(RankOperators, NewOperators, DirectMode):
         self.personality = personality
         self.step = 0
         """Number of the training step, for the marks of phases."""
+        self.compiles = False
+        """Whether code that asks for torch.compile is compiled; otherwise it runs eagerly."""
         self.answered: set[str] = set()
         """Questions about values that were answered although fake tensors have none; for the report."""
         self.locked: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()

@@ -67,12 +67,6 @@ class ScriptRecorder(Recorder):  # type: ignore[no-untyped-call]
         return result
 
 
-class CompilingRecorder(ScriptRecorder):  # type: ignore[no-untyped-call]
-    """A recorder of a script in which `torch.compile` compiles."""
-
-    compiles = True
-
-
 def _dense(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """The tensors that hold a tensor's numbers: itself, or places and values of a sparse one."""
     if tensor.layout is torch.sparse_coo:

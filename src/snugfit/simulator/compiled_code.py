@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -102,13 +101,3 @@ def is_traced() -> bool:
     import torch
 
     return torch.compiler.is_compiling()
-
-
-def model_of(optimizer: Any) -> Any:
-    """Returns the largest module with weights of an optimizer: the model, where compiled code alone has called it."""
-    import torch
-
-    trained = {id(weight) for group in optimizer.param_groups for weight in group["params"]}
-    alive = [one for one in gc.get_objects() if issubclass(type(one), torch.nn.Module)]
-    sizes = {one: sum(id(weight) in trained for weight in one.parameters()) for one in alive}
-    return max(reversed(sizes), key=lambda one: sizes[one], default=None)

@@ -50,13 +50,17 @@ def record_watched(
     from snugfit.private_torch.moved_modules import moves
     from snugfit.recorder.compiled import compiling
     from snugfit.recorder.record import record
-    from snugfit.recorder.script_recorder import CompilingRecorder, ScriptRecorder, addresses, copies, weights
+    from snugfit.recorder.script_recorder import ScriptRecorder, addresses, copies, weights
     from snugfit.simulator.compiled_code import EAGER, compiled, uncompiled
     from snugfit.simulator.harmless import harmless
     from snugfit.simulator.not_traced import not_traced
     from snugfit.simulator.session import without_logs
     from snugfit.simulator.stored_tensors import stored_tensors
     from snugfit.values.known_values import remembering
+
+    def begun(recorder: Any) -> None:
+        recorder.compiles = compiles
+        run(recorder)
 
     without_logs()
     if compiles and not personality.is_card:
@@ -72,7 +76,7 @@ def record_watched(
         around.enter_context(code_says_cuda() if personality.is_card else replaced(_no_accelerator()))
         if compiles:
             around.enter_context(compiling("torch.compile", personality))
-        recording = record(run, personality, captured, assume, kind=CompilingRecorder if compiles else ScriptRecorder)
+        recording = record(begun, personality, captured, assume, kind=ScriptRecorder)
         if (
             personality.is_card
             and torch.backends.cudnn.benchmark

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import gc
 import inspect
 import itertools
 import sys
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from snugfit.attributes import Change
 from snugfit.recording.recording import Recording
+from snugfit.simulator.trained_models import trained_models, weights_of_module
 
 if TYPE_CHECKING:
     import torch
@@ -139,7 +139,7 @@ class Observer:
             make(optimizer, *args, **kwargs)
             self.made.add(optimizer)
             if self.put_on:
-                _run(self.put_on, {id(weight) for group in optimizer.param_groups for weight in group["params"]})
+                _run(self.put_on, optimizer)
             self._made[optimizer] = self._around(sys._getframe(1))
 
         def entered(context: Any) -> Any:
@@ -174,16 +174,16 @@ class Observer:
         if any(weight.dtype in HALF for weight in trained.values()):
             self._own_precision = "its weights have 16 bits already"
         for model in modules.models():
-            if _weights(model) & trained.keys():
+            if weights_of_module(model) & trained.keys():
                 self._name(model, candidates, modules)
 
     def _name(self, model: torch.nn.Module, candidates: list[_Candidate], modules: Any) -> None:
         """Takes down the best name of a model: one that has all of it, of the script itself, innermost and short."""
         from snugfit.workloads.traits import model_traits
 
-        weights = _weights(model)
+        weights = weights_of_module(model)
         found = [(one, module) for one in candidates if (module := one.module()) is not None]
-        shared = [len(weights & _weights(module)) for _, module in found]
+        shared = [len(weights & weights_of_module(module)) for _, module in found]
         place, name, module = None, "model", model
         if any(shared):
             best = [pair for count, pair in zip(shared, found, strict=True) if count == max(shared)]
@@ -269,17 +269,9 @@ def _candidates(frame: FrameType, depth: int) -> Iterator[_Candidate]:
                 yield _Candidate(expression, _place(frame), depth, name not in frame.f_locals, weakref.ref(module))
 
 
-def _weights(module: torch.nn.Module) -> set[int]:
-    return {id(weight) for weight in module.parameters()}
-
-
-def _run(statements: Sequence[str], trained: set[int]) -> None:
-    """Runs statements with the model that has some weights, found among all objects there are."""
-    import torch
-
-    modules = [one for one in gc.get_objects() if issubclass(type(one), torch.nn.Module) and _weights(one) & trained]
-    inside = {id(part) for one in modules for part in one.modules() if part is not one}
-    for model in [one for one in modules if id(one) not in inside]:
+def _run(statements: Sequence[str], optimizer: Any) -> None:
+    """Runs statements with the model that an optimizer was made for."""
+    for model in trained_models(optimizer):
         exec("import snugfit, torch, torch.utils.checkpoint, functools\n" + "\n".join(statements), {"model": model})
 
 

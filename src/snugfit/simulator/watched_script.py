@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 from snugfit.attributes import Change, replaced
 from snugfit.errors import InputError
-from snugfit.simulator.compiled_code import is_traced, model_of
+from snugfit.simulator.compiled_code import is_traced
 from snugfit.simulator.early_ends import early_ends
 from snugfit.simulator.script import EnoughSeen
 from snugfit.simulator.script_seen import Observer
+from snugfit.simulator.trained_models import trained_models
 from snugfit.simulator.watched_loaders import WatchedLoaders, trains
 from snugfit.workload import CUSTOM_OPTIMIZER, Workload
 
@@ -254,8 +255,8 @@ class WatchedScript:
             optimizer.zero_grad()  # leaves no update of a batch that accelerate asked for ahead; an evaluation may follow
         elif self.recorder is not None:
             self._end_forward()
-            if not self._all_parameters and (module := model_of(optimizer)) is not None:
-                self._meets(module, ())
+            for module in () if self._all_parameters else trained_models(optimizer):  # compiled code alone called them
+                self._meets(getattr(module, "_orig_mod", module), ())
             self.observer.stepped(optimizer, self.recorder.modules)
 
     def _after_step(self, optimizer: Any, *_: Any) -> None:
