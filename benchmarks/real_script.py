@@ -22,7 +22,7 @@ import torch
 from snugfit.attributes import replaced
 from snugfit.private_torch.gloo import letting_go
 from snugfit.simulator.harmless import harmless
-from snugfit.simulator.script import as_main
+from snugfit.simulator.script import Program, as_main
 from snugfit.simulator.stored_tensors import stored_tensors
 from snugfit.simulator.watched_script import WatchedScript
 
@@ -49,7 +49,7 @@ if __name__ == "__main__":
                 counted = torch.autograd.backward
                 around.enter_context(replaced([(torch.autograd, "backward", told)]))
             around.enter_context(letting_go())
-            around.enter_context(as_main(script, words[1:]))
+            around.enter_context(as_main(Program(script), words[1:]))
             runpy.run_path(str(script), run_name="__main__")
     finally:
         if file is not None:

@@ -16,7 +16,6 @@ import re
 import sys
 import warnings
 from collections.abc import Collection, Iterator, Sequence
-from pathlib import Path
 from typing import Any, NoReturn
 
 from snugfit import __version__
@@ -106,6 +105,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
                 f"{chosen!r} is no command; one stands before it: `snugfit estimate {chosen}`, for example."
             )
         raise InputError(f"unknown command {chosen!r}; {did_you_mean(chosen, COMMANDS)} See `snugfit --help`.")
+    argv = _with_module(argv) if chosen in (*TAKE_SCRIPTS, "profile") else argv
     argv, of_script = _up_to_script(argv) if chosen in TAKE_SCRIPTS else (argv, [])
     parser, commands = parser_with([chosen])
     options = _options_of(commands.get(chosen or "", parser))
@@ -148,8 +148,18 @@ def parser_with(names: Collection[str | None]) -> tuple[_Parser, dict[str, _Pars
 
 
 def is_script(word: str) -> bool:
-    """Whether a word names a Python file, and no function of it, model of a library or option."""
-    return word.endswith(".py") and not re.match(r"-|\w\w+:", word)
+    """Whether a word names a Python file, and no function of it, model of a library or option; or is `-m MODULE`."""
+    return word.startswith("-m ") or (word.endswith(".py") and not re.match(r"-|\w\w+:", word))
+
+
+def _with_module(argv: Sequence[str]) -> Sequence[str]:
+    """Makes one word of `-m` and the module behind it, where they stand in the place of a script."""
+    number = next((number for number, word in enumerate(argv) if word == "-m" or is_script(word)), len(argv))
+    if argv[number:] and argv[number] == "-m":
+        if not argv[number + 1 :]:
+            raise InputError("-m: give a module, as for `python -m`: -m package.module, then its own arguments.")
+        return [*argv[:number], f"-m {argv[number + 1]}", *argv[number + 2 :]]
+    return argv
 
 
 def _up_to_script(argv: Sequence[str]) -> tuple[Sequence[str], list[str]]:
@@ -184,8 +194,10 @@ def _ours_among(words: Sequence[str], command: argparse.ArgumentParser) -> list[
 def _note_unread(args: argparse.Namespace) -> None:
     """Says so where a script is given an option of ours that its text does not name."""
     text = ""
-    with contextlib.suppress(OSError):
-        text = Path(args.model).read_text(encoding="utf-8", errors="replace")
+    with contextlib.suppress(OSError, InputError):
+        from snugfit.simulator.script import check_script
+
+        text = check_script(args.model).path.read_text(encoding="utf-8", errors="replace")
     if unread := [name for name in args.ours_behind if name not in text]:
         args.ours_behind = [name for name in args.ours_behind if name not in unread]
         names = ", ".join(unread)

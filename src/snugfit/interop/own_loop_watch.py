@@ -89,7 +89,9 @@ class watch_memory(WatchedTraining):
     def _ask(self, device: str) -> Estimate:
         from snugfit.simulator.own_script import estimate_script
 
-        script = getattr(sys.modules.get("__main__"), "__file__", None)
+        main = sys.modules["__main__"]
+        spec = getattr(main, "__spec__", None)
+        script = getattr(main, "__file__", None) if spec is None else f"-m {spec.name.removesuffix('.__main__')}"
         if script is None:
             raise InputError(
                 "this is no script (a notebook, a shell), and what is predicted is the script that runs. Predict the step "

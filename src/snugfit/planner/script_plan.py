@@ -26,7 +26,7 @@ from snugfit.recipe import Recipe
 from snugfit.recording.recording import Recording
 from snugfit.simulator.fresh_workers import FreshWorkers, fresh_workers
 from snugfit.simulator.own_script import ASSUMED, import_all, on_host, record_script
-from snugfit.simulator.script import check_script
+from snugfit.simulator.script import Program, check_script
 from snugfit.simulator.script_lines import STYLES, Lines
 from snugfit.simulator.script_seen import ScriptRecording
 from snugfit.simulator.script_text import diff, read_text
@@ -64,7 +64,7 @@ def plan_script(
     """
     if style not in STYLES:
         raise InputError(f"--as is {style!r}; {did_you_mean(style, STYLES)}")
-    path = check_script(script)
+    program = check_script(script)
     place, budget_bytes = budget_for(place_for(device), budget)
     asked, forbidden = constraints or Constraints(), set(_THEIRS)
     alone = (gpus or 1) * nodes == 1
@@ -72,7 +72,7 @@ def plan_script(
         forbidden.update(_ALONE)
     _check_pins(asked, forbidden, alone=alone)
     assumed = assumptions_from(assume).completed(ASSUMED)
-    record = functools.partial(_record, path, list(arguments), assumed, gpus, nodes)
+    record = functools.partial(_record, program, list(arguments), assumed, gpus, nodes)
     subject = functools.partial(_subject, script, Workload(gpus=gpus or 1, nodes=nodes))
     plainly = subject(functools.partial(record, None))
     first = Simulations(plainly, place, fresh_workers())
@@ -136,7 +136,7 @@ def _is_same(one: Probe, other: Probe) -> bool:
 
 
 def _record(
-    path: Path,
+    program: Program,
     arguments: Sequence[str],
     assume: Assumptions,
     gpus: int | None,
@@ -159,7 +159,7 @@ def _record(
     changed = lines.changed(recipe) if lines is not None else {} if quiet else None
     put_on = () if lines is None else lines.put_on(recipe)
     return record_script(
-        path, arguments, assume, personality, changed=changed, put_on=put_on, for_plan=True, gpus=gpus, nodes=nodes
+        program, arguments, assume, personality, changed=changed, put_on=put_on, for_plan=True, gpus=gpus, nodes=nodes
     )
 
 

@@ -82,7 +82,7 @@ def profile_script(
 
     `stop`: whether the script is ended after them; otherwise it goes on unwatched.
     """
-    path = check_script(script)
+    program = check_script(script)
     if steps < 1:
         raise InputError(f"steps is {steps}; watch at least 1.")
     seen: list[SeenModel] = []
@@ -107,7 +107,7 @@ def profile_script(
     warm_up()
     recorder = ProfileRecorder(steps, on_model=on_model, on_enough=on_enough)
     with recorder, replaced([*uncompiled(lambda: eager.add(_EAGER)), *not_traced()]):
-        code = run_script(path, arguments, before_exit=ended)
+        code = run_script(program, arguments, before_exit=ended)
     trace = recorder.build()
     on_cuda = recorder.device_index is not None
     config = AllocatorConfig() if on_cuda else TensorBytes()

@@ -1,6 +1,6 @@
 """A training script, unchanged, on the fake accelerator: what its first optimizer steps would take.
 
-The script runs in a worker, as `python SCRIPT arguments` would run it, for its first steps (`watched_script.py`). Nothing is
+The script runs in a worker, as `python SCRIPT arguments` or `python -m MODULE arguments` would run it, for its first steps (`watched_script.py`). Nothing is
 written, sent or started (`harmless.py`).
 """
 
@@ -27,7 +27,7 @@ from snugfit.simulator.later_optimizers import later_optimizers
 from snugfit.simulator.launched import Launch
 from snugfit.simulator.prediction import Estimate
 from snugfit.simulator.record_watched import record_watched
-from snugfit.simulator.script import check_script
+from snugfit.simulator.script import Program, check_script
 from snugfit.simulator.script_run import run_watched
 from snugfit.simulator.script_seen import ScriptRecording
 from snugfit.simulator.script_text import read_text
@@ -73,9 +73,9 @@ def estimate_script(
     `gpus`: processes of each of `nodes` machines, as torchrun starts them, of which the first is looked at; None: the
     script is started alone.
     """
-    path, cards = check_script(script), cards_of(device)
+    program, cards = check_script(script), cards_of(device)
     assumed = assumptions_from(assume).completed(ASSUMED)
-    record = functools.partial(record_script, path, list(arguments), assumed, gpus=gpus, nodes=nodes)
+    record = functools.partial(record_script, program, list(arguments), assumed, gpus=gpus, nodes=nodes)
     found = estimated(record, cards, None, script, record_as_it_compiles)
     if found.peak_allocated_bytes:
         return found
@@ -94,7 +94,7 @@ def on_host(script: str) -> InputError:
 
 
 def record_script(
-    path: Path,
+    program: Program,
     arguments: Sequence[str],
     assume: Assumptions,
     personality: Personality,
@@ -116,13 +116,14 @@ def record_script(
     """
     from snugfit.fake_device.says_cuda import other_text
 
+    path = program.path
     watched, before = WatchedScript(path, for_plan=for_plan), set(sys.modules)
     launch = Launch(gpus, nodes)
     watched.observer.put_on = put_on
 
     def run(recorder: Any) -> None:
         with other_text(changed or {}), launch.begun(recorder):
-            run_watched(watched, path, arguments, changed or {}, recorder)
+            run_watched(watched, program, arguments, changed or {}, recorder)
 
     with ExitStack() as around:
         around.enter_context(_silence() if compiles or changed is not None else _numbers_told(path))

@@ -1,7 +1,10 @@
-"""Runs a script as `python SCRIPT args...` would: its own argv, its own `__main__`, its folder first on the path."""
+"""Runs a program as `python SCRIPT args...` or `python -m MODULE args...` would: its argv, its `__main__`, its path."""
 
 from __future__ import annotations
 
+import dataclasses
+import importlib
+import importlib.util
 import os
 import runpy
 import sys
@@ -10,6 +13,7 @@ import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from snugfit.errors import InputError
 
@@ -21,8 +25,30 @@ class EnoughSeen(BaseException):
     """Ends a script from inside; `except Exception` does not catch it, and `finally` blocks run."""
 
 
-def check_script(script: str) -> Path:
-    """Returns the path of a script; `InputError` for what is no Python program."""
+@dataclasses.dataclass(frozen=True, slots=True)
+class Program:
+    """A file that Python runs."""
+
+    path: Path
+    """The file."""
+    module: str | None = None
+    """The name by which `python -m` runs it; None: it is run as a file."""
+
+    def names(self) -> dict[str, Any]:
+        """Returns what Python sets in the main module of the program before it runs; imports the packages it is in."""
+        if self.module is None:
+            return {"__file__": str(self.path)}
+        package = self.module.rpartition(".")[0]
+        if package:
+            importlib.import_module(package)
+        spec = importlib.util.spec_from_file_location(self.module, self.path)
+        return {"__file__": str(self.path), "__package__": package, "__spec__": spec}
+
+
+def check_script(script: str) -> Program:
+    """Returns the program of a file, or of `-m MODULE`; `InputError` for what is none of Python."""
+    if script.startswith("-m "):
+        return _module(script.removeprefix("-m "))
     path, todo = Path(script), "Give the path of a Python file, then its own arguments."
     if not script.strip() or not path.is_file():
         what = "names no file" if not script.strip() else "is a folder" if path.is_dir() else "does not exist"
@@ -37,18 +63,35 @@ def check_script(script: str) -> Path:
         raise InputError(
             f"script {script!r}{line} is no Python: {getattr(error, 'msg', None) or error}. Mend it; nothing was run."
         ) from error
-    return path
+    return Program(path)
 
 
-def run_script(path: Path, arguments: Sequence[str], *, before_exit: Callable[[], None]) -> int:
+def _module(name: str) -> Program:
+    """Where `python -m` would find a module; nothing is imported, as its packages are the program's own code."""
+    inside = Path(*name.split("."))
+    for folder in (Path.cwd(), *map(Path, sys.path)):
+        for path, full in ((folder / inside / "__main__.py", f"{name}.__main__"), (folder / f"{inside}.py", name)):
+            if path.is_file():
+                check_script(str(path))
+                return Program(path, full)
+    raise InputError(
+        f"module {name!r} is not found. Give it as for `python -m`, from the folder in which that works: -m package.module "
+        "for package/module.py, then its own arguments."
+    )
+
+
+def run_script(program: Program, arguments: Sequence[str], *, before_exit: Callable[[], None]) -> int:
     """Runs a script in this process and returns the exit code Python would have; errors go to stderr.
 
     `before_exit`: called however the script ended, before its error is printed.
     """
     try:
         try:
-            with as_main(path, arguments):
-                runpy.run_path(str(path), run_name="__main__")
+            with as_main(program, arguments):
+                if program.module is None:
+                    runpy.run_path(str(program.path), run_name="__main__")
+                else:
+                    runpy.run_module(program.module, run_name="__main__", alter_sys=True)
         finally:
             before_exit()
     except EnoughSeen:
@@ -58,18 +101,18 @@ def run_script(path: Path, arguments: Sequence[str], *, before_exit: Callable[[]
     except KeyboardInterrupt:
         return 130
     except BaseException as error:
-        print_error(error, path)
+        print_error(error, program.path)
         return 1
     return 0
 
 
 @contextmanager
-def as_main(path: Path, arguments: Sequence[str]) -> Iterator[None]:
-    """Context in which arguments and path are those of a script that Python runs."""
+def as_main(program: Program, arguments: Sequence[str]) -> Iterator[None]:
+    """Context in which arguments and path are those of a program that Python runs."""
     before = sys.argv, list(sys.path)
-    sys.argv = [str(path), *arguments]
-    # What Python puts first for a script is the script's folder; here it may have put that of the snugfit command.
-    sys.path[:] = [str(path.resolve().parent), *sys.path]
+    sys.argv = [str(program.path), *arguments]
+    # What Python puts first is the script's folder; here it may have put that of the snugfit command.
+    sys.path[:] = [str(program.path.resolve().parent if program.module is None else Path.cwd()), *sys.path]
     try:
         yield
     finally:

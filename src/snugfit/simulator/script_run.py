@@ -15,7 +15,7 @@ from snugfit import workers
 from snugfit.errors import InputError, SnugfitError, in_words
 from snugfit.simulator.harmless import NOT_DONE
 from snugfit.simulator.launched import STARTED_BY_TORCHRUN, VARIABLES
-from snugfit.simulator.script import EnoughSeen, as_main, exit_code, print_error
+from snugfit.simulator.script import EnoughSeen, Program, as_main, exit_code, print_error
 from snugfit.simulator.watched_script import STEPS, WatchedScript
 from snugfit.workers.failures import line_of
 
@@ -24,7 +24,7 @@ _WANTED_GPUS = re.compile(r"requested gpu: \[([\d, ]+)\]")
 
 
 def run_watched(
-    watched: WatchedScript, path: Path, arguments: Sequence[str], changed: Mapping[str, str], recorder: Any
+    watched: WatchedScript, program: Program, arguments: Sequence[str], changed: Mapping[str, str], recorder: Any
 ) -> None:
     """Runs a script until enough was seen; its own failure is printed, and an InputError.
 
@@ -33,9 +33,9 @@ def run_watched(
     from snugfit.fake_device.says_cuda import rewritten
 
     watched.follow(recorder)
-    code = 0
+    path, code = program.path, 0
     try:
-        with as_main(path, arguments), _main_module(path) as names:
+        with as_main(program, arguments), _main_module(program) as names:
             text = changed.get(str(path))
             exec(rewritten(path.read_bytes() if text is None else text, str(path)), names)
     except EnoughSeen as end:
@@ -67,6 +67,8 @@ def run_watched(
         what = str(error)
         if isinstance(error, ModuleNotFoundError):
             todo = f"snugfit runs in the Python of {sys.prefix}: install it there, or install snugfit where the script runs."
+        elif isinstance(error, ImportError) and program.module is None and "no known parent package" in what:
+            todo = "It is part of a package: give it as for `python -m`, in place of its file: -m package.module."
         elif isinstance(error, PermissionError) and NOT_DONE in what:
             todo = "Let it go on without that, for example where the error is caught."
             files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
@@ -91,10 +93,10 @@ def run_watched(
 
 
 @contextmanager
-def _main_module(path: Path) -> Iterator[dict[str, Any]]:
-    """Context in which a new, empty module is the program's main one."""
+def _main_module(program: Program) -> Iterator[dict[str, Any]]:
+    """Context in which a new module, without code, is the program's main one."""
     before, module = sys.modules["__main__"], types.ModuleType("__main__")
-    module.__file__ = str(path)
+    vars(module).update(program.names())
     sys.modules["__main__"] = module
     try:
         yield vars(module)

@@ -5,14 +5,14 @@ import sys
 import pytest
 
 from snugfit.errors import InputError
-from snugfit.simulator.script import EnoughSeen, check_script, run_script
+from snugfit.simulator.script import EnoughSeen, Program, check_script, run_script
 
 
 def run(path, text, *arguments):
     script = path / "script.py"
     script.write_text(text)
     ended = []
-    code = run_script(script, arguments, before_exit=lambda: ended.append(True))
+    code = run_script(Program(script), arguments, before_exit=lambda: ended.append(True))
     assert ended == [True]
     return code
 

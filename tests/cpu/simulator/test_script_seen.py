@@ -7,6 +7,7 @@ import pytest
 from snugfit.fake_device.personality import Personality
 from snugfit.simulator.fresh_workers import fresh_workers
 from snugfit.simulator.own_script import ASSUMED, record_script
+from snugfit.simulator.script import Program
 from snugfit.values.assumptions import assumptions_from
 
 START = """
@@ -97,7 +98,7 @@ def seen(tmp_path, text):
     path = tmp_path / "train.py"
     path.write_text(text)
     assume = assumptions_from(None).completed(ASSUMED)
-    recorded = fresh_workers().call(record_script, path, [], assume, Personality(), for_plan=True)
+    recorded = fresh_workers().call(record_script, Program(path), [], assume, Personality(), for_plan=True)
     return recorded, path.read_text().splitlines()
 
 
