@@ -13,9 +13,12 @@ import functools
 import re
 import types
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
+
+from snugfit.attributes import replaced
 
 Kernel = Callable[[list[torch.Tensor], list[torch.Tensor]], None]
 """Told what a generated kernel writes and what it only reads."""
@@ -27,20 +30,33 @@ _TRITON_SIGNATURE = re.compile(r"^def triton_\w+\(([^)]*)\)", re.MULTILINE)
 def kernels_stand_in(kernel: Kernel) -> list[tuple[Any, str, Any]]:
     """Returns replacements (owner, name, value) that run inductor's code on fake tensors; `kernel` is called instead."""
     from torch._dynamo import trace_rules
+    from torch._dynamo.guards import CheckFunctionManager
+    from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
     from torch._inductor.async_compile import AsyncCompile
 
     def of_cpp(_: Any, argtypes: Sequence[str], source_code: str) -> Any:
-        reads = [one.startswith("const ") for one in argtypes if one.endswith("*")]
+        reads = [one.startswith("const ") for one in argtypes]
         return lambda *arguments: _told(kernel, arguments, reads)
 
     def of_triton(_: Any, kernel_name: str, source_code: str, device_str: str = "") -> Any:
         found = _TRITON_SIGNATURE.search(source_code)
-        names = [name.strip() for name in found[1].split(",")] if found else []
-        reads = [name.startswith("in_ptr") for name in names if "_ptr" in name]
+        reads = [name.strip().startswith("in_ptr") for name in found[1].split(",")] if found else []
         return types.SimpleNamespace(run=lambda *arguments, **_: _told(kernel, arguments, reads))
 
+    made = CheckFunctionManager.__init__
+
+    def made_under_modes(*given: Any, **by_name: Any) -> None:
+        """Real tensors have other dispatch keys while a mode looks on, as when guards are asked, than where they are made."""
+        with ExitStack() as around:
+            for key in (torch._C.DispatchKey.Python, torch._C.DispatchKey.PythonTLSSnapshot):
+                around.enter_context(torch._C._IncludeDispatchKeyGuard(key))
+            made(*given, **by_name)
+
     guards, rules = torch._C._dynamo.guards, trace_rules.get_torch_obj_rule_map()
+    with replaced([(torch.overrides, "has_torch_function", torch._C._has_torch_function)]):
+        TorchInGraphFunctionVariable._get_handlers()  # made once as well
     return [
+        (CheckFunctionManager, "__init__", made_under_modes),
         # Made once a process, of torch as it is, before anything of it is replaced; a process group has it forgotten.
         (trace_rules, "get_torch_obj_rule_map", functools.cache(lambda: rules)),
         (AsyncCompile, "cpp_pybinding", of_cpp),
@@ -52,11 +68,9 @@ def kernels_stand_in(kernel: Kernel) -> list[tuple[Any, str, Any]]:
 
 
 def _told(kernel: Kernel, arguments: Sequence[Any], reads: Sequence[bool]) -> None:
-    tensors = [one for one in arguments if isinstance(one, torch.Tensor)]
-    kernel(
-        [tensor for tensor, read in zip(tensors, reads, strict=True) if not read],
-        [tensor for tensor, read in zip(tensors, reads, strict=True) if read],
-    )
+    # What is no tensor is a size, or a number of the host that is read before the card's kernel starts.
+    tensors = [(one, read) for one, read in zip(arguments, reads, strict=False) if isinstance(one, torch.Tensor)]
+    kernel([one for one, read in tensors if not read], [one for one, read in tensors if read])
 
 
 def _reinterpreted(tensor: torch.Tensor, size: Sequence[int], stride: Sequence[int], offset: int = 0) -> torch.Tensor:
@@ -110,7 +124,7 @@ def graph_breaks() -> list[str]:
 def device_stands_in(name: str, capability: tuple[int, int]) -> list[tuple[Any, str, Any]]:
     """Registers a device for which inductor writes as for a CUDA card of this capability; returns replacements."""
     from torch._dynamo import device_interface
-    from torch._inductor import compile_fx, scheduler, utils
+    from torch._inductor import compile_fx, cpu_vec_isa, scheduler, utils
     from torch._inductor.codegen import common, triton, wrapper
     from torch._inductor.fx_passes import joint_graph
     from torch.utils import _triton
@@ -177,6 +191,7 @@ def device_stands_in(name: str, capability: tuple[int, int]) -> list[tuple[Any, 
         (joint_graph.UniformValueConstantFolder, "_deduce_value", deduce_on_host),
         (joint_graph, "lazy_init", lambda input_device=None, *_: patterns_of_host(torch.device("cpu"))),
         (compile_fx, "get_input_idxs_to_check", lambda inputs, static: []),  # for inputs that are not aligned
+        (cpu_vec_isa, "pick_vec_isa", lambda: cpu_vec_isa.invalid_vec_isa),  # for single numbers, which need no compiler
         (_triton, "triton_hash_with_backend", lambda: ""),
         (torch.cuda, "get_device_properties", lambda device=None: properties),
         (device_interface.CudaInterface, "is_available", staticmethod(lambda: False)),
