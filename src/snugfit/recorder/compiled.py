@@ -58,8 +58,8 @@ def compiling(what: str, personality: Personality) -> Iterator[None]:
         warn(bound_in_words(what, on_card=personality.is_card))
         if breaks := compiler.graph_breaks():
             warn(
-                f"{what} cannot trace the model whole: its graph breaks ({len(breaks)} reasons), the first "
-                f"time because of: {breaks[0]} Between the pieces it runs eagerly, in a run as in this prediction."
+                f"{what} cannot trace the code whole: its graph breaks, the first time because of: {breaks[0].rstrip('.')}. "
+                "Between the pieces it runs eagerly, in a run as in this prediction."
             )
     finally:
         logging.disable(quiet)

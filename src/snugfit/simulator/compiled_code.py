@@ -91,8 +91,11 @@ def compiled(note: Callable[[str], None]) -> list[Change]:
 
         return functools.wraps(step)(torch.compiler.disable(update))  # type: ignore[no-untyped-call]
 
-    classes = {one for one in vars(torch.optim).values() if isinstance(one, type)}
-    updates = [(one, "step", eagerly(vars(one)["step"])) for one in classes if "step" in vars(one)]
+    # Of all classes, as the first optimizer of each has the hooks of a step put around its update; or has had.
+    around = torch.optim.Optimizer.profile_hook_step
+    classes = [one for one in vars(torch.optim).values() if isinstance(one, type)]
+    updates = [(torch.optim.Optimizer, "profile_hook_step", staticmethod(lambda step: eagerly(around(step))))]
+    updates += [(one, "step", eagerly(one.step)) for one in classes if hasattr(vars(one).get("step"), "hooked")]
     return [(torch, "compile", as_asked), (torch.nn.Module, "compile", in_place), *updates]
 
 

@@ -69,7 +69,7 @@ def check_script(script: str) -> Program:
 def _module(name: str) -> Program:
     """Where `python -m` would find a module; nothing is imported, as its packages are the program's own code."""
     inside = Path(*name.split("."))
-    for folder in (Path.cwd(), *map(Path, sys.path)):
+    for folder in (Path.cwd(), *map(Path, sys.path)) if all(name.split(".")) else ():
         for path, full in ((folder / inside / "__main__.py", f"{name}.__main__"), (folder / f"{inside}.py", name)):
             if path.is_file():
                 check_script(str(path))

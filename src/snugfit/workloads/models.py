@@ -186,9 +186,12 @@ def _maker(
         return partial(model_files.call, spec, model_files.load_function(spec), arguments, num_classes)
     near = difflib.get_close_matches(prefix, ("torchvision", "timm", "hf"), n=1) if colon else []
     hint = f"did you mean {near[0] + ':' + name!r}? " if near else ""
-    if not colon and Path(spec).exists():
-        what = "a folder: with a config.json of transformers it is" if Path(spec).is_dir() else "a file, and no model"
-        hint = f"it is {what} 'hf:{spec}'. " if Path(spec).is_dir() else f"it is {what}. "
+    if not colon and Path(spec).is_dir():
+        hint = f"it is a folder: with a config.json of transformers it is 'hf:{spec}'. "
+    elif not colon and spec.endswith(".ipynb"):
+        hint = "a notebook's cell is estimated in it, by %%estimate behind %load_ext snugfit. "
+    elif not colon and Path(spec).exists():
+        hint = "it is a file, and no model. "
     raise InputError(f"model {spec!r} is not understood; {hint}{'Write' if hint else 'write'} {FORMS}.")
 
 

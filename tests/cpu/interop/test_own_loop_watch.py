@@ -100,6 +100,7 @@ def test_more_than_the_budget_stops_before_anything_is_trained(monkeypatch):
         return SimpleNamespace(total_bytes=3 * 2**20, anatomy_bytes={"activations": 2**21, "weights": 2**20})
 
     monkeypatch.setattr("snugfit.simulator.own_script.estimate_script", predicted)
+    monkeypatch.setattr(__main__, "__spec__", None)  # as of a file; the tests may be run by `python -m`
     monkeypatch.setattr("sys.argv", ["train.py", "--epochs", "3"])
     monkeypatch.setattr(__main__, "__file__", "train.py", raising=False)  # a process of pytest-xdist has none
     model = memory_loops.network()

@@ -72,6 +72,46 @@ def test_an_update_that_is_compiled_is_counted_eagerly(tmp_path, capsys):
     """
     _, found, err = estimated(capsys, written(tmp_path, TRAINS + update.replace("\n    ", "\n")), device="cpu")
     assert "left out of the optimizer's update" in err and found["parameters"] == 9476
+    assert "graph breaks" not in err
+
+
+OWN_UPDATE = """
+import torch
+from torch import nn
+device = "cuda" if torch.cuda.is_available() else "cpu"
+@torch.compile(backend="aot_eager_decomp_partition", fullgraph=True, dynamic=False)
+def update(weight, gradient, average, rate, decay):  # numbers of the host, which change without another compilation
+    average.lerp_(gradient, 1 - decay)
+    weight.add_(average / (1 - decay ** 2).sqrt(), alpha=-rate)
+class Own(torch.optim.Optimizer):
+    rate, decay = torch.tensor(0.0), torch.tensor(0.0)
+    @torch.no_grad()
+    def step(self):
+        self.rate.fill_(0.1)
+        self.decay.fill_(0.9)
+        for weight in self.param_groups[0]["params"]:
+            state = self.state[weight]
+            if not state:
+                state["average"] = torch.zeros_like(weight)
+            update(weight, weight.grad, state["average"], self.rate, self.decay)
+model = nn.Sequential(*[nn.Linear(512, 512) for _ in range(9)]).to(device)
+optimizer = Own(model.parameters(), {})
+for _ in range(4):
+    model(torch.randn(16, 512, device=device)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_numbers_of_the_host_compile_once(tmp_path, capsys):
+    """Eighteen weights of two shapes: a third compilation of each would reach torch's limit and end the script."""
+    path = written(tmp_path, OWN_UPDATE)
+    _, found, err = estimated(capsys, path, device="cpu")
+    assert "left out" not in err
+    assert found["peak_allocated_bytes"] == pytest.approx(unwatched_bytes(path), abs=4096)
+    by_inductor = OWN_UPDATE.replace('backend="aot_eager_decomp_partition", ', "")
+    _, found, err = estimated(capsys, written(tmp_path, by_inductor))
+    assert "left out" not in err and found["peak_allocated_bytes"] > 0
 
 
 def test_what_cannot_be_compiled_is_counted_eagerly(tmp_path, capsys):

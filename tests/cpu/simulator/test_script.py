@@ -63,6 +63,30 @@ def test_a_script_cannot_catch_its_end_but_cleans_up(tmp_path, capsys):
     assert not issubclass(EnoughSeen, Exception)
 
 
+def test_a_module_runs_as_python_runs_it(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    package = tmp_path / "of_own" / "inner"
+    package.mkdir(parents=True)
+    (package.parent / "__init__.py").write_text("")
+    (package / "part.py").write_text("value = 17")
+    (package / "train.py").write_text("import sys\nfrom .part import value\nprint(__name__, value, sys.argv[1:])")
+    (package / "__main__.py").write_text("from .train import value\nprint(__spec__.name, sys.path[0] and value)")
+    program = check_script("-m of_own.inner.train")
+    assert (program.path, program.module) == (package / "train.py", "of_own.inner.train")
+    assert run_script(program, ["--lr"], before_exit=lambda: None) == 0
+    assert capsys.readouterr().out == "__main__ 17 ['--lr']\n"
+    assert check_script("-m of_own.inner").module == "of_own.inner.__main__"
+    for name in list(sys.modules):
+        if name.startswith("of_own"):
+            del sys.modules[name]
+
+
+@pytest.mark.parametrize("name", ["nothing_like_it", "os.nothing", "email.", ".train"])
+def test_a_module_that_is_not_there_is_refused(name):
+    with pytest.raises(InputError, match=f"module '{name}' is not found"):
+        check_script(f"-m {name}")
+
+
 @pytest.mark.parametrize("name, why", [("nothing.py", "does not exist"), (".", "is a folder")])
 def test_what_is_no_script_is_refused(tmp_path, monkeypatch, name, why):
     monkeypatch.chdir(tmp_path)

@@ -50,3 +50,16 @@ def test_what_ends_a_script_is_told_in_one_line(tmp_path, capsys, monkeypatch, t
     got, _, err = estimated(capsys, written(tmp_path, TRAINS + text))
     last = err.strip().splitlines()[-1]
     assert (got, "snugfit/" in last) == (code, False) and last.startswith("snugfit: ") and said in last
+
+
+def test_a_module_of_a_package(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own_package").mkdir()
+    written(tmp_path / "own_package", "width = 64", name="sizes.py")
+    path = written(tmp_path / "own_package", "from .sizes import width as least\n" + TRAINS + LOOP)
+    code, _, err = estimated(capsys, path)
+    assert code == 2 and "-m package.module" in err
+    code, found, err = estimated(capsys, "-m", "own_package.train", "--width", "32")
+    assert (code, found["title"], found["parameters"]) == (0, "-m own_package.train", 1188)
+    assert found["peak_allocated_bytes"] > 0
+    sys.modules.pop("own_package", None)
