@@ -46,7 +46,7 @@ def kernels_stand_in(kernel: Kernel) -> list[tuple[Any, str, Any]]:
     made = CheckFunctionManager.__init__
 
     def made_under_modes(*given: Any, **by_name: Any) -> None:
-        """Real tensors have other dispatch keys while a mode looks on, as when guards are asked, than where they are made."""
+        """Real tensors have other dispatch keys where a mode looks on, as it does when a guard is asked."""
         with ExitStack() as around:
             for key in (torch._C.DispatchKey.Python, torch._C.DispatchKey.PythonTLSSnapshot):
                 around.enter_context(torch._C._IncludeDispatchKeyGuard(key))

@@ -1,7 +1,7 @@
 """A training script, unchanged, on the fake accelerator: what its first optimizer steps would take.
 
-The script runs in a worker, as `python SCRIPT arguments` or `python -m MODULE arguments` would run it, for its first steps (`watched_script.py`). Nothing is
-written, sent or started (`harmless.py`).
+The script runs in a worker, as `python SCRIPT arguments` or `python -m MODULE arguments` would run it, for its first steps
+(`watched_script.py`). Nothing is written, sent or started (`harmless.py`).
 """
 
 from __future__ import annotations
