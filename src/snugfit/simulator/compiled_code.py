@@ -33,7 +33,9 @@ def uncompiled(left_out: Callable[[], None]) -> list[Change]:
             return model
         if isinstance(model, torch.nn.Module):
             left_out()
-            vars(model)["_orig_mod"] = model  # which scripts ask for to save it
+            inside = object.__new__(type(model))  # of the same weights: scripts ask for it until it has none in it
+            vars(inside).update(vars(model))
+            vars(model)["_orig_mod"] = inside
             return model
 
         @functools.wraps(model)

@@ -124,3 +124,15 @@ model = torch.compile(model, backend=first)
     assert "It was tried" in err and "no code for this processor" in err
     _, plain, _ = estimated(capsys, written(tmp_path, TRAINS + LOOP))
     assert found["peak_allocated_bytes"] == plain["peak_allocated_bytes"]
+
+
+def test_what_was_compiled_is_found_inside_and_nothing_in_it(tmp_path, capsys):
+    unwrapped = """
+compiled = torch.compile(model)
+while hasattr(compiled, "_orig_mod"):
+    compiled = compiled._orig_mod
+compiled.load_state_dict(model.state_dict())
+"""
+    _, found, _ = estimated(capsys, written(tmp_path, TRAINS + unwrapped + LOOP), device="cpu")
+    _, plain, _ = estimated(capsys, written(tmp_path, TRAINS + LOOP), device="cpu")
+    assert found["peak_allocated_bytes"] == plain["peak_allocated_bytes"]
