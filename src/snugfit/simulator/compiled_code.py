@@ -95,9 +95,9 @@ def compiled(note: Callable[[str], None]) -> list[Change]:
 
     # Of all classes, as the first optimizer of each has the hooks of a step put around its update; or has had.
     around = torch.optim.Optimizer.profile_hook_step
-    classes = [one for one in vars(torch.optim).values() if isinstance(one, type)]
-    updates = [(torch.optim.Optimizer, "profile_hook_step", staticmethod(lambda step: eagerly(around(step))))]
-    updates += [(one, "step", eagerly(one.step)) for one in classes if hasattr(vars(one).get("step"), "hooked")]
+    steps = {one: vars(one).get("step") for one in vars(torch.optim).values() if isinstance(one, type)}
+    updates: list[Change] = [(one, "step", eagerly(step)) for one, step in steps.items() if hasattr(step, "hooked")]
+    updates.append((torch.optim.Optimizer, "profile_hook_step", staticmethod(lambda step: eagerly(around(step)))))
     return [(torch, "compile", as_asked), (torch.nn.Module, "compile", in_place), *updates]
 
 
@@ -106,3 +106,8 @@ def is_traced() -> bool:
     import torch
 
     return torch.compiler.is_compiling()
+
+
+def compiled_from(module: Any) -> Any:
+    """Returns what was compiled into a module, or the module itself where it is none of the compiler's."""
+    return module._modules.get("_orig_mod", module)

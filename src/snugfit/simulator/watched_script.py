@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from snugfit.attributes import Change, replaced
 from snugfit.errors import InputError
-from snugfit.simulator.compiled_code import is_traced
+from snugfit.simulator.compiled_code import compiled_from, is_traced
 from snugfit.simulator.early_ends import early_ends
 from snugfit.simulator.script import EnoughSeen
 from snugfit.simulator.script_seen import Observer
@@ -179,7 +179,7 @@ class WatchedScript:
         """Names a model that is called from outside of all modules for the first time."""
         if is_traced():
             return
-        recorder, module = self.recorder, module._modules.get("_orig_mod", module)  # what was compiled
+        recorder, module = self.recorder, compiled_from(module)
         if recorder is None or recorder.modules.stack or self.loaders.read_widths:
             return
         if next(module.parameters(), None) is None:  # a loss function, say, or a transform of a data set
@@ -256,7 +256,7 @@ class WatchedScript:
         elif self.recorder is not None:
             self._end_forward()
             for module in () if self._all_parameters else trained_models(optimizer):  # compiled code alone called them
-                self._meets(module._modules.get("_orig_mod", module), ())
+                self._meets(compiled_from(module), ())
             self.observer.stepped(optimizer, self.recorder.modules)
 
     def _after_step(self, optimizer: Any, *_: Any) -> None:
