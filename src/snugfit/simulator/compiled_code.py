@@ -95,7 +95,7 @@ def compiled(note: Callable[[str], None]) -> list[Change]:
 
     # Of all classes, as the first optimizer of each has the hooks of a step put around its update; or has had.
     around = torch.optim.Optimizer.profile_hook_step
-    steps = {one: vars(one).get("step") for one in vars(torch.optim).values() if isinstance(one, type)}
+    steps: dict[type, Any] = {one: vars(one).get("step") for one in vars(torch.optim).values() if isinstance(one, type)}
     updates: list[Change] = [(one, "step", eagerly(step)) for one, step in steps.items() if hasattr(step, "hooked")]
     updates.append((torch.optim.Optimizer, "profile_hook_step", staticmethod(lambda step: eagerly(around(step)))))
     return [(torch, "compile", as_asked), (torch.nn.Module, "compile", in_place), *updates]
