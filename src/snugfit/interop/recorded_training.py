@@ -93,7 +93,7 @@ def record_job(sent: bytes, assume: Any, personality: Personality, *, compiles: 
     watched = WatchedScript()
 
     def run(recorder: Any) -> None:
-        watched.follow(recorder)
+        watched.recorder = recorder
         fake = Materialiser()
         for owner in owners:
             fake.module(owner, personality.device)

@@ -32,7 +32,7 @@ def run_watched(
     """
     from snugfit.fake_device.says_cuda import rewritten
 
-    watched.follow(recorder)
+    watched.recorder = recorder
     path, code = program.path, 0
     try:
         with as_main(program, arguments), _main_module(program) as names:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from snugfit.attributes import Change, replaced
 from snugfit.errors import InputError
+from snugfit.simulator.averaged_models import AveragedModels
 from snugfit.simulator.compiled_code import compiled_from, is_traced
 from snugfit.simulator.early_ends import early_ends
 from snugfit.simulator.script import EnoughSeen
@@ -75,6 +76,7 @@ class WatchedScript:
         self._skips = False
         """Whether a step is to leave the weights."""
         self.loaders = WatchedLoaders(self)
+        self.averages = AveragedModels()
 
     @property
     def parameters(self) -> int:
@@ -123,16 +125,12 @@ class WatchedScript:
         ):
             around.callback(hook.remove)
 
-    def follow(self, recorder: Any) -> None:
-        """Tells a recorder of what is seen."""
-        self.recorder = recorder
-
     def changes(self) -> list[Change]:
         """Returns what makes a script's loaders end, and what notes its optimizers and its backward passes."""
         import torch
 
         passes = (torch.autograd, "backward", self._counting(torch.autograd.backward))
-        return [*self.loaders.ending_early(), *self.observer.changes(), passes]
+        return [*self.loaders.ending_early(), *self.observer.changes(), *self.averages.changes(), passes]
 
     def _counting(self, backward: Any) -> Any:
         """Returns `torch.autograd.backward` that counts where no optimizer does, and marks phases for a search."""
@@ -247,7 +245,8 @@ class WatchedScript:
         hook = module.register_forward_pre_hook(called, with_kwargs=True)  # until it trains
 
     def _before_step(self, optimizer: Any, *_: Any) -> None:
-        self._skips = self._counts.get(optimizer, 0) >= STEPS and self.enough
+        waits = self.averages.waits and self.steps < MOST_STEPS
+        self._skips = self._counts.get(optimizer, 0) >= STEPS and self.enough and not waits
         if self._skips:
             if not self.loaders.one_ahead:
                 raise EnoughSeen
