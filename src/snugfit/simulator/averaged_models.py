@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 from snugfit.attributes import Change
@@ -22,21 +23,16 @@ class AveragedModels:
         """Has seen none."""
         self._updates: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
-    @property
-    def waits(self) -> bool:
-        """Whether an average was not updated in all the ways there are."""
-        return any(count < _UPDATES for count in self._updates.values())
-
-    def note(self) -> str | None:
-        """Says what is missing where an average still waits at the end."""
+    def waits(self, *, enough: bool, note: Callable[[str], None]) -> bool:
+        """Whether more steps may show an average's updates; `note` is told what is missing when there were `enough`."""
         late = [one for one, count in self._updates.items() if count < _UPDATES]
-        if not late:
-            return None
-        size = sum(weight.nbytes for one in late for weight in one.parameters())
-        return (
-            "an average of weights (AveragedModel) is updated later than in the steps that were looked at: where the "
-            f"script does so, it takes {format_bytes(size)} more for a moment."
-        )
+        if late and enough:
+            size = sum(weight.nbytes for one in late for weight in one.parameters())
+            note(
+                "an average of weights (AveragedModel) is updated later than in the steps that were looked at: where the "
+                f"script does so, it takes {format_bytes(size)} more for a moment."
+            )
+        return bool(late) and not enough
 
     def changes(self) -> list[Change]:
         """Returns what notes that averages are made and updated."""

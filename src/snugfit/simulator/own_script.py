@@ -157,8 +157,6 @@ def _later(path: Path, watched: WatchedScript, *, alone: bool) -> Iterator[str]:
     if loop is not None or watched.observer.in_trials:
         place = "optuna" if loop is None else f"the loop at {path}:{loop}"
         yield f"{place} trains from anew in each turn, and the first was looked at: a larger model or batch takes more."
-    if (late := watched.averages.note()) is not None:
-        yield late
     if watched.frozen and (thawing := thawed_later(text, watched.ended_at)):
         places = ", ".join(f"line {line}" for line in thawing)
         yield (

@@ -245,7 +245,7 @@ class WatchedScript:
         hook = module.register_forward_pre_hook(called, with_kwargs=True)  # until it trains
 
     def _before_step(self, optimizer: Any, *_: Any) -> None:
-        waits = self.averages.waits and self.steps < MOST_STEPS
+        waits = self.averages.waits(enough=self.steps >= MOST_STEPS, note=self.note)
         self._skips = self._counts.get(optimizer, 0) >= STEPS and self.enough and not waits
         if self._skips:
             if not self.loaders.one_ahead:
