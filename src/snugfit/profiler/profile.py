@@ -159,7 +159,7 @@ def _notes(recorder: ProfileRecorder, code: int, wanted: int, explained_bytes: i
         found = recorder.optimizer_steps.most or "None"
         why = (
             ""
-            if recorder.optimizer_steps.most
+            if recorder.optimizer_steps.most or code
             else ": there was none in this process's main thread, and the whole run was watched. An update by hand, or in "
             "hooks of a backward pass, is no step of an optimizer"
         )

@@ -105,7 +105,14 @@ def weights() -> list[Change]:
             return of_library(type(data), data, requires_grad)
         return original(cls, data, requires_grad)
 
-    return [(torch.nn.Parameter, "__new__", made)]
+    def of_its_class(cls: type, first: Any, *args: Any, requires_grad: bool = True, **kwargs: Any) -> Any:
+        """Libraries make a weight anew by `type(weight)(...)`, and that of a fake one is `FakeTensor`."""
+        if isinstance(first, torch.Tensor):
+            return torch.nn.Parameter(first, requires_grad)
+        return fake(cls, first, *args, **kwargs)
+
+    fake = FakeTensor.__new__
+    return [(torch.nn.Parameter, "__new__", made), (FakeTensor, "__new__", of_its_class)]
 
 
 @dataclasses.dataclass(frozen=True, order=True, slots=True)

@@ -7,6 +7,7 @@ well. Where the weights are updated by hand or in hooks (LOMO), a backward pass 
 from __future__ import annotations
 
 import sys
+import time
 import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -31,8 +32,8 @@ STEPS = 3
 """Optimizer steps that are recorded: state appears in the first, and the last is bounded by a step on either side."""
 MOST_STEPS = 12
 """Steps of an optimizer after which another one, made as well, is no longer waited for."""
-MOST_CALLS = 2000
-"""Calls of the model after which a script that has not stepped is given up."""
+MOST_CALLS, MOST_SECONDS = 2000, 60
+"""Calls of models, and their time, after which a script that has not stepped is given up: agents fill a memory first."""
 BY_HAND = (
     "the script updates its weights by hand or in its backward passes (it made no optimizer of torch.optim that steps): "
     "each backward pass counts as one step, also where several are gathered for one update."
@@ -69,7 +70,7 @@ class WatchedScript:
         self.recorder: Any = None
         """What it is recorded by; None where it runs for real."""
         self._around = ExitStack()
-        self._calls = self._passes = 0
+        self._calls, self._passes, self._began = 0, 0, 0.0
         self._trained_by_step = [0]
         """Calls of models that are trained, by step."""
         self._in_forward = self._in_backward = False
@@ -187,11 +188,11 @@ class WatchedScript:
             recorder.on_phase("forward", True)
         self._calls += 1
         self._trained_by_step[-1] += trains()
-        if self._calls > MOST_CALLS and not self.steps:
+        self._began = self._began or time.monotonic()
+        if self._calls > MOST_CALLS and not self.steps and time.monotonic() - self._began > MOST_SECONDS:
             raise InputError(
-                f"the script has called its model {MOST_CALLS} times and no optimizer of torch.optim has stepped: there is "
-                "no step to look at. Let a torch.optim optimizer make the update, or let the script evaluate less "
-                "before it trains."
+                f"the script has called its models {self._calls} times in {MOST_SECONDS} s and no optimizer of torch.optim "
+                "has stepped: there is no step to look at. Let it evaluate less before it trains."
             )
         if not recorder.modules.knows(module):
             self._meets(module, inputs)

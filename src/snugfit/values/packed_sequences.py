@@ -23,7 +23,7 @@ from snugfit.private_torch.fake_tensors import FakeTensor
 from snugfit.values.known_values import known_value
 
 PACKED = "sequences that are packed were taken to be as long as the padded ones, the most they may be"
-OF_DATA = "sequences were packed by the lengths that they have; longer ones, in another batch, take more"
+OF_DATA = "sequences were packed by the lengths that they have: a packed batch takes what its lengths add up to"
 
 
 def packed_sequences(answered: Callable[[str], None]) -> list[Change]:

@@ -146,3 +146,19 @@ def test_flex_attention_is_one_kernel_on_a_card(tmp_path, capsys, monkeypatch):
     )
     _, efficient, _ = estimated(capsys, written(tmp_path, TRAINS + plain))
     assert found["peak_allocated_bytes"] == pytest.approx(efficient["peak_allocated_bytes"], rel=0.02)
+
+
+def test_a_weight_made_anew_by_its_own_class(tmp_path, capsys):
+    """As accelerate does for each weight of a model that diffusers loads."""
+    anew = """
+for layer in (model[0], model[2]):
+    old = layer.weight
+    with torch.no_grad():
+        layer._parameters["weight"] = type(old)(torch.zeros(old.shape), requires_grad=True).to(device)
+del old
+model.requires_grad_(True)
+optimizer = torch.optim.AdamW(model.parameters())
+"""
+    _, found, _ = estimated(capsys, written(tmp_path, TRAINS + anew + LOOP))
+    _, plain, _ = estimated(capsys, written(tmp_path, TRAINS + LOOP))
+    assert found["peak_allocated_bytes"] == plain["peak_allocated_bytes"]
