@@ -54,6 +54,7 @@ def record_watched(
     from snugfit.simulator.compiled_code import EAGER, compiled, uncompiled
     from snugfit.simulator.harmless import harmless
     from snugfit.simulator.not_traced import not_traced
+    from snugfit.simulator.pickled_tensors import pickled_tensors
     from snugfit.simulator.session import without_logs
     from snugfit.simulator.stored_tensors import stored_tensors
     from snugfit.values.known_values import remembering
@@ -72,7 +73,11 @@ def record_watched(
         shown = (warnings, "showwarning", _noted(watched, warnings.showwarning))
         compiler = *not_traced(), *(compiled(watched.note) if compiles else uncompiled(lambda: watched.note(EAGER)))
         held = *weights(), *moves(lambda: watched.enough)
-        around.enter_context(replaced([*copies(), *addresses(), *stored_tensors(), *held, *compiler, *written, shown]))
+        around.enter_context(
+            replaced(
+                [*copies(), *addresses(), *stored_tensors(), *pickled_tensors(), *held, *compiler, *written, shown]
+            )
+        )
         around.enter_context(code_says_cuda() if personality.is_card else replaced(_no_accelerator()))
         if compiles:
             around.enter_context(compiling("torch.compile", personality))

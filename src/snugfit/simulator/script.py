@@ -135,4 +135,4 @@ def print_error(error: BaseException, path: Path) -> None:
         trace = trace.tb_next
     told = traceback.TracebackException(type(error), error, trace)
     told.stack[:] = [frame for frame in told.stack if not frame.filename.startswith(_WATCHING)]
-    sys.stderr.writelines(told.format())
+    sys.stderr.write("".join(told.format()))  # a script may have put something in its place that can only write

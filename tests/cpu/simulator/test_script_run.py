@@ -63,3 +63,18 @@ def test_a_module_of_a_package(tmp_path, capsys, monkeypatch):
     assert (code, found["title"], found["parameters"]) == (0, "-m own_package.train", 1188)
     assert found["peak_allocated_bytes"] > 0
     sys.modules.pop("own_package", None)
+
+
+def test_the_traceback_goes_to_what_stands_in_for_stderr(tmp_path, capsys):
+    logger = """
+    import sys
+    class Logger:
+        def write(self, text):
+            pass
+        def flush(self):
+            pass
+    sys.stderr = Logger()
+    raise ValueError("no data")
+    """
+    code, _, err = estimated(capsys, written(tmp_path, logger))
+    assert code == 2 and "ValueError: no data" in err.splitlines()[-1]
