@@ -21,7 +21,7 @@ def pickled_tensors() -> list[Change]:
 
     def reduced(tensor: torch.Tensor, protocol: Any) -> Any:
         if type(tensor) not in FAKES:
-            return original(tensor, protocol)
+            return original(tensor, protocol)  # type: ignore[no-untyped-call]
         kind = isinstance(tensor, torch.nn.Parameter), tensor.requires_grad
         if sys._getframe(1).f_globals.get("__name__") == "copy":
             return _as, (tensor.detach(), *kind)
