@@ -214,7 +214,10 @@ def _help_of(error: argparse.ArgumentError, command: argparse.ArgumentParser | N
     return "".join(f": {one.help}".rstrip(".") for one in named if one.help)
 
 
-_SAME = {"--out": "--run-dir", "--run-dir": "--out", "--output-dir": "--run-dir", "--output": "--out"}
+_SAME = {
+    "--out": "--run-dir", "--run-dir": "--out", "--output-dir": "--run-dir", "--output": "--out",
+    "--device": "--fits", "--baseline": "--against",
+}  # fmt: skip
 """Options of other commands and tools -> what the same is called where it is not known."""
 
 

@@ -16,6 +16,7 @@ import torch
 
 from snugfit.attributes import Change
 from snugfit.operators.operator_truth import new_tensors
+from snugfit.private_torch import current_mode
 from snugfit.private_torch.fake_tensors import FAKES, FakeTensor
 from snugfit.private_torch.library_classes import of_library
 from snugfit.recorder.recorder import Recorder
@@ -86,6 +87,8 @@ def copies() -> list[Change]:
             new = tensor.detach().clone()
             is_weight = isinstance(tensor, torch.nn.Parameter)
             memo[id(tensor)] = torch.nn.Parameter(new, wanted) if is_weight else new.requires_grad_(wanted)
+            if is_weight and isinstance(recorder := current_mode(), ScriptRecorder):
+                recorder.ledger.claim((new,), "weights")
         return memo[id(tensor)]
 
     return [(torch.Tensor, "__deepcopy__", copied)]

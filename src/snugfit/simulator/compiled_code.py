@@ -110,4 +110,4 @@ def is_traced() -> bool:
 
 def compiled_from(module: Any) -> Any:
     """Returns what was compiled into a module, or the module itself where it is none of the compiler's."""
-    return module._modules.get("_orig_mod", module)
+    return dict(module.named_children()).get("_orig_mod", module)

@@ -23,6 +23,7 @@ optimizer = torch.optim.AdamW(model.parameters())
     assert estimate is not None, err
     one = 4 * 32 * 32 + 4 * 32 + 2 * 32 * 64 + 64 + 32 + 4 * 32
     assert estimate["parameters"] == 6 * one + 32 * 4 + 4
+    assert estimate["anatomy_bytes"]["weights"] >= 2 * 4 * estimate["parameters"]  # those of the average as well
 
 
 def test_weights_of_files_count_as_those_of_layers(tmp_path, capsys, monkeypatch):
