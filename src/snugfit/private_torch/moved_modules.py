@@ -25,8 +25,15 @@ def moves(trained: Callable[[], bool]) -> list[tuple[Any, str, Any]]:
                     _hook_again(weight)
             return moved
         except RuntimeError as error:
-            if not trained() or "Couldn't swap" not in str(error):
+            if "Couldn't swap" not in str(error):
                 raise
+            computed = [name for name, one in vars(module).items() if getattr(one, "grad_fn", None) is not None]
+            if not computed and not trained():
+                raise
+        for name in computed:  # by weight_norm, say, of the weights: computed again before the layer is used
+            vars(module)[name] = vars(module)[name].detach()
+        if computed:
+            return applied(module, move, *args, **kwargs)
         own = {name: weight for name, weight in module._parameters.items() if weight is not None}
         for name, weight in own.items():
             module._parameters[name] = torch.nn.Parameter(move(weight.detach()), weight.requires_grad)

@@ -145,15 +145,17 @@ class _Aside:
         def nothing(*_: Any, **__: Any) -> None:
             return None
 
-        rows: list[Change] = [(builtins, "open", opened), (io, "open", opened), (os, "open", low), (os, "mkdir", mkdir)]
-        rows += [
-            (tarfile, "bltn_open", opened),
-            (bz2, "_builtin_open", opened),
-        ]  # kept by these since they were imported
+        def utime(path: Any, *_: Any, **__: Any) -> None:
+            if not _exists(self.read(path)):  # by which `Path.touch` learns that it has to make a file
+                raise FileNotFoundError(2, "No such file or directory", path)
+
+        kept = [(tarfile, "bltn_open", opened), (bz2, "_builtin_open", opened)]  # by these since they were imported
+        rows: list[Change] = [(builtins, "open", opened), (io, "open", opened), *kept]
+        rows += [(os, "open", low), (os, "mkdir", mkdir), (os, "utime", utime)]
         rows += [(os, name, reading(name)) for name in ("stat", "lstat", "listdir", "scandir", "access", "statvfs")]
         rows += [(os, name, removed(name)) for name in ("remove", "unlink", "rmdir")]
         rows += [(os, name, moved(name)) for name in ("rename", "replace")]
-        rows += [(os, name, nothing) for name in ("chmod", "utime", "symlink", "link")]
+        rows += [(os, name, nothing) for name in ("chmod", "symlink", "link")]
         return [*rows, (shutil, "rmtree", nothing)]
 
 

@@ -163,3 +163,14 @@ optimizer = torch.optim.AdamW(model.parameters())
     _, found, _ = estimated(capsys, written(tmp_path, TRAINS + anew + LOOP))
     _, plain, _ = estimated(capsys, written(tmp_path, TRAINS + LOOP))
     assert found["peak_allocated_bytes"] == plain["peak_allocated_bytes"]
+
+
+def test_weights_that_are_normalised_go_to_the_card(tmp_path, capsys):
+    """`weight_norm` keeps what it computed of its weights, which may not be held by anyone when they go elsewhere."""
+    normed = """
+    model = nn.Sequential(nn.Linear(32, width), nn.ReLU(), nn.utils.weight_norm(nn.Linear(width, 4))).to(device)
+    model[2].weight_g.data.fill_(1)
+    optimizer = torch.optim.AdamW(model.parameters())
+    """
+    _, found, err = estimated(capsys, written(tmp_path, TRAINS + normed.replace("\n    ", "\n") + LOOP))
+    assert found is not None and found["parameters"] == 33 * 256 + 257 * 4 + 4, err

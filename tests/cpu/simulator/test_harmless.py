@@ -84,3 +84,14 @@ def test_code_of_hubs_is_imported_from_where_it_is_written(monkeypatch):
         (folder / "metric_of_a_hub.py").write_text("ANSWER = 42")
         monkeypatch.syspath_prepend(folder)
         assert importlib.import_module("metric_of_a_hub").ANSWER == 42
+
+
+def test_a_file_that_is_touched_is_there(tmp_path, capsys):
+    touched = """
+    from pathlib import Path
+    Path("marker").touch()
+    assert open("marker").read() == "" and Path("marker").exists()
+    """
+    code, _, err = estimated(capsys, written(tmp_path, TRAINS + touched.replace("\n    ", "\n") + LOOP), device="cpu")
+    assert code == 0, err
+    assert not (tmp_path / "marker").exists()
