@@ -191,11 +191,8 @@ def device_stands_in(name: str, capability: tuple[int, int]) -> list[tuple[Any, 
         (joint_graph.UniformValueConstantFolder, "_deduce_value", deduce_on_host),
         (joint_graph, "lazy_init", lambda input_device=None, *_: patterns_of_host(torch.device("cpu"))),
         (compile_fx, "get_input_idxs_to_check", lambda inputs, static: []),  # for inputs that are not aligned
-        (
-            cpu_vec_isa,
-            "pick_vec_isa",
-            lambda: cpu_vec_isa.invalid_vec_isa,
-        ),  # for single numbers, which need no compiler
+        # For single numbers of the host no compiler is asked what this processor knows.
+        (cpu_vec_isa, "pick_vec_isa", lambda: cpu_vec_isa.invalid_vec_isa),
         (_triton, "triton_hash_with_backend", lambda: ""),
         (torch.cuda, "get_device_properties", lambda device=None: properties),
         (device_interface.CudaInterface, "is_available", staticmethod(lambda: False)),

@@ -70,7 +70,7 @@ class WatchedScript:
         self.recorder: Any = None
         """What it is recorded by; None where it runs for real."""
         self._around = ExitStack()
-        self._calls, self._passes, self._began = 0, 0, 0.0
+        self._calls, self._passes, self._began = 0, 0, time.monotonic()
         self._trained_by_step = [0]
         """Calls of models that are trained, by step."""
         self._in_forward = self._in_backward = False
@@ -178,9 +178,10 @@ class WatchedScript:
         """Names a model that is called from outside of all modules for the first time."""
         if is_traced():
             return
-        recorder, module = self.recorder, compiled_from(module)
+        recorder = self.recorder
         if recorder is None or recorder.modules.stack or self.loaders.read_widths:
             return
+        module = compiled_from(module)
         if next(module.parameters(), None) is None:  # a loss function, say, or a transform of a data set
             return
         if self._for_plan and not self._in_forward and not self._in_backward and trains():
@@ -188,7 +189,6 @@ class WatchedScript:
             recorder.on_phase("forward", True)
         self._calls += 1
         self._trained_by_step[-1] += trains()
-        self._began = self._began or time.monotonic()
         if self._calls > MOST_CALLS and not self.steps and time.monotonic() - self._began > MOST_SECONDS:
             raise InputError(
                 f"the script has called its models {self._calls} times in {MOST_SECONDS} s and no optimizer of torch.optim "
