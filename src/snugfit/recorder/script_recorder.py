@@ -16,7 +16,6 @@ import torch
 
 from snugfit.attributes import Change
 from snugfit.operators.operator_truth import new_tensors
-from snugfit.private_torch import current_mode
 from snugfit.private_torch.fake_tensors import FAKES, FakeTensor
 from snugfit.private_torch.library_classes import of_library
 from snugfit.recorder.recorder import Recorder
@@ -73,25 +72,6 @@ def _dense(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
     if tensor.layout is torch.sparse_coo:
         return tensor._indices(), tensor._values()
     return (tensor,)
-
-
-def copies() -> list[Change]:
-    """Returns the replacement that lets fake tensors be copied deeply, as clones of layers and averages of weights are."""
-    original = torch.Tensor.__deepcopy__
-
-    def copied(tensor: torch.Tensor, memo: dict[int, Any]) -> Any:
-        if type(tensor) not in FAKES:
-            return original(tensor, memo)  # type: ignore[no-untyped-call]
-        if id(tensor) not in memo:
-            wanted = tensor.requires_grad
-            new = tensor.detach().clone()
-            is_weight = isinstance(tensor, torch.nn.Parameter)
-            memo[id(tensor)] = torch.nn.Parameter(new, wanted) if is_weight else new.requires_grad_(wanted)
-            if is_weight and isinstance(recorder := current_mode(), ScriptRecorder):
-                recorder.ledger.claim((new,), "weights")
-        return memo[id(tensor)]
-
-    return [(torch.Tensor, "__deepcopy__", copied)]
 
 
 def weights() -> list[Change]:

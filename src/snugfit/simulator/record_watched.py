@@ -50,11 +50,11 @@ def record_watched(
     from snugfit.private_torch.moved_modules import moves
     from snugfit.recorder.compiled import compiling
     from snugfit.recorder.record import record
-    from snugfit.recorder.script_recorder import ScriptRecorder, addresses, copies, weights
+    from snugfit.recorder.script_recorder import ScriptRecorder, addresses, weights
     from snugfit.simulator.compiled_code import EAGER, compiled, uncompiled
+    from snugfit.simulator.copied_tensors import copied_tensors
     from snugfit.simulator.harmless import harmless
     from snugfit.simulator.not_traced import not_traced
-    from snugfit.simulator.pickled_tensors import pickled_tensors
     from snugfit.simulator.session import without_logs
     from snugfit.simulator.stored_tensors import stored_tensors
     from snugfit.values.known_values import remembering
@@ -72,8 +72,8 @@ def record_watched(
         written = [(torch, one.__name__, remembering(one)) for one in (torch.tensor, torch.as_tensor)]
         shown = (warnings, "showwarning", _noted(watched, warnings.showwarning))
         compiler = *not_traced(), *(compiled(watched.note) if compiles else uncompiled(lambda: watched.note(EAGER)))
-        held = *weights(), *moves(lambda: watched.enough), *stored_tensors(), *pickled_tensors()
-        around.enter_context(replaced([*copies(), *addresses(), *held, *compiler, *written, shown]))
+        held = *weights(), *moves(lambda: watched.enough), *stored_tensors(), *copied_tensors()
+        around.enter_context(replaced([*addresses(), *held, *compiler, *written, shown]))
         around.enter_context(code_says_cuda() if personality.is_card else replaced(_no_accelerator()))
         if compiles:
             around.enter_context(compiling("torch.compile", personality))

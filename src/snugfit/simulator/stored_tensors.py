@@ -19,6 +19,7 @@ import torch
 
 from snugfit.attributes import Change, replaced
 from snugfit.private_torch.real_tensors import read_for_real, whole_storage
+from snugfit.simulator.copied_tensors import of_kind
 
 _SAVED = b"saved in an estimate as "
 """What stands in a file in place of tensors, before a number."""
@@ -164,6 +165,4 @@ def _placed(
         placed = row.view(tensor.shape)
     else:
         placed = row.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
-    if isinstance(tensor, torch.nn.Parameter):
-        return torch.nn.Parameter(placed, tensor.requires_grad)
-    return placed.requires_grad_(tensor.requires_grad)
+    return of_kind(placed, isinstance(tensor, torch.nn.Parameter), tensor.requires_grad)

@@ -1,4 +1,4 @@
-"""Models that a script pickles or copies by `copy.copy`."""
+"""Models that a script pickles, and weights that it copies by `copy.copy`."""
 
 import pytest
 from own_scripts import LOOP, TRAINS, estimated, measured_bytes, written
