@@ -39,18 +39,24 @@ _TYPES = {f"{name}Tensor": _OldType(f"{name}Tensor", (), {"dtype": dtype}) for n
 
 def old_types() -> list[Change]:
     """Returns the replacements of `torch.cuda.FloatTensor` and its like, which may be the default, too."""
-    original = torch.set_default_tensor_type
+    original, make = torch.set_default_tensor_type, torch.Tensor.__new__
 
     def set_default_tensor_type(kind: Any) -> None:
         of_card = _of_card(kind)
         torch.set_default_device(None if of_card is None else torch.device(DEVICE_TYPE, 0))
+        # A default device is not for `torch.Tensor(...)`, the default type is.
+        setattr(torch.Tensor, "__new__", make if of_card is None else made)  # noqa: B010 mypy takes it for a method
         if of_card is None:
             original(kind)
         else:
             torch.set_default_dtype(of_card.dtype)
 
+    def made(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        tensor = make(cls, *args, **kwargs)
+        return tensor.to(torch.device(DEVICE_TYPE, 0)) if cls is torch.Tensor else tensor
+
     types: list[Change] = [(torch.cuda, name, kind) for name, kind in _TYPES.items()]
-    return [*types, (torch, "set_default_tensor_type", set_default_tensor_type)]
+    return [*types, (torch.Tensor, "__new__", make), (torch, "set_default_tensor_type", set_default_tensor_type)]
 
 
 def converted(tensor: torch.Tensor, kind: Any) -> torch.Tensor | None:

@@ -69,6 +69,8 @@ def record_watched(
     with ExitStack() as around:
         watched.begin(around)
         around.enter_context(harmless())
+        with torch.device("cpu"):  # torch notes now which functions a default device is for: the original ones
+            torch.empty(0)
         written = [(torch, one.__name__, remembering(one)) for one in (torch.tensor, torch.as_tensor)]
         shown = (warnings, "showwarning", _noted(watched, warnings.showwarning))
         compiler = *not_traced(), *(compiled(watched.note) if compiles else uncompiled(lambda: watched.note(EAGER)))

@@ -46,12 +46,6 @@ def run_watched(
     except SnugfitError:
         raise
     except Exception as error:
-        if watched.steps >= STEPS and (isinstance(error, StopIteration) or "raised StopIteration" in str(error)):
-            watched.notes.append(
-                f"{path} asks for batches by next(), and loaders end early in an estimate: what it does behind its steps is "
-                "not part of it."
-            )
-            return
         if watched.steps >= STEPS:
             watched.notes.append(
                 f"{path} failed behind the steps that are estimated: {in_words(error)}{line_of(error)}. What it does later "

@@ -150,13 +150,13 @@ class Observer:
         return [(Optimizer, "__init__", made), (autocast, "__enter__", entered)]
 
     def _around(self, frame: FrameType) -> tuple[Place | None, list[_Candidate]]:
-        outside = [one for one in _outwards(frame) if not _is_of_torch(one.f_code.co_filename)]
+        outside = [one for one in _outwards(frame) if not is_below(one.f_code.co_filename)]
         frames = [one for one in outside if not _makes_optimizer(one)]
         self.in_trials |= any("optuna" in Path(one.f_code.co_filename).parts for one in outside)
         self.lines |= {one.f_lineno for one in frames if self._is_script(one.f_code.co_filename)}
-        candidates = [one for at, other in enumerate(frames) if _is_own(other) for one in _candidates(other, at)]
+        candidates = [one for at, other in enumerate(frames) if is_own(other) for one in _candidates(other, at)]
         of_torch = outside[:1] == frames[:1]  # the class: arguments of torch's are not those of somebody's own
-        return (_place(frames[0]) if frames and of_torch and _is_own(frames[0]) else None), candidates
+        return (_place(frames[0]) if frames and of_torch and is_own(frames[0]) else None), candidates
 
     def stepped(self, optimizer: Any, modules: Any) -> None:
         """Takes down where an optimizer was made and what its models are called; `modules`: the recorder's."""
@@ -275,13 +275,14 @@ def _run(statements: Sequence[str], optimizer: Any) -> None:
         exec("import snugfit, torch, torch.utils.checkpoint, functools\n" + "\n".join(statements), {"model": model})
 
 
-def _is_of_torch(file: str) -> bool:
+def is_below(file: str) -> bool:
+    """Whether code is torch's or snugfit's."""
     import torch
 
     return file.startswith((str(Path(torch.__file__).parent), str(Path(__file__).parents[1])))
 
 
-def _is_own(frame: FrameType) -> bool:
+def is_own(frame: FrameType) -> bool:
     """Whether code is neither Python's nor an installed library's."""
     file = frame.f_code.co_filename
     libraries = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}

@@ -5,14 +5,19 @@ from __future__ import annotations
 import functools
 import inspect
 import itertools
+import linecache
+import re
+import sys
 import weakref
 from collections import Counter
 from collections.abc import Iterator
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from snugfit.attributes import Change
 from snugfit.simulator.kept_results import LoaderPass
 from snugfit.simulator.script import EnoughSeen
+from snugfit.simulator.script_seen import is_below, is_own
 from snugfit.simulator.widest_samples import drawn_by, widest_batches
 
 if TYPE_CHECKING:
@@ -22,6 +27,7 @@ BATCHES = 3
 """Batches that a loader gives once the steps were seen: accelerate's ask for one ahead, and what is kept shows in two."""
 MOST_PASSES = 8
 """Passes through a data set after which no further step is waited for."""
+_NEXT = re.compile(r"\b(next|__next__)\s*\(")
 
 
 class WatchedLoaders:
@@ -87,7 +93,7 @@ class WatchedLoaders:
         seen = None if watched.recorder is None else LoaderPass(loader, watched.recorder)
         for number, batch in enumerate(batches):
             ends = may_end and number >= BATCHES and (begun or watched.enough or not trains())
-            if ends and not (seen is not None and seen.goes_on()):
+            if ends and not (seen is not None and seen.goes_on()) and not _asked_by_next():
                 self.one_ahead = self.ended_early = True
                 break
             yield batch
@@ -123,6 +129,20 @@ def trains() -> bool:
     import torch
 
     return torch.is_grad_enabled()
+
+
+def _asked_by_next() -> bool:
+    """Returns whether a person's own code asks for a batch by `next`, which fails at an end where a loop goes on."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if is_own(frame) and not is_below(file):
+            if _NEXT.search(linecache.getline(file, frame.f_lineno)):
+                return True
+            if not frame.f_code.co_flags & inspect.CO_GENERATOR:  # whose reader may ask so
+                return False
+        frame = frame.f_back
+    return False
 
 
 class _Batches:

@@ -34,8 +34,13 @@ assert not isinstance(torch.zeros(2), Tensor) and torch.zeros(2).type(torch.floa
 assert torch.zeros(2).type("torch.DoubleTensor").dtype is torch.float64
 torch.set_default_tensor_type("torch.cuda.FloatTensor")
 assert torch.zeros(2).is_cuda and nn.Linear(2, 2).weight.is_cuda
+assert all(one.is_cuda for one in (torch.Tensor([1.0]), torch.Tensor(numpy.ones(3)), torch.Tensor(2, 3), torch.tensor(1)))
 torch.set_default_tensor_type(torch.FloatTensor)
-assert not torch.zeros(2).is_cuda
+assert not torch.zeros(2).is_cuda and not torch.Tensor([1.0]).is_cuda
+torch.set_default_device("cuda")
+assert torch.tensor([1.0]).is_cuda and torch.as_tensor(numpy.ones(3)).is_cuda and not torch.Tensor([1.0]).is_cuda
+torch.set_default_device("cpu")
+assert not torch.tensor([1.0]).is_cuda
 """
 
 
