@@ -13,7 +13,7 @@ from typing import Any
 
 from snugfit import workers
 from snugfit.errors import InputError, SnugfitError, in_words
-from snugfit.simulator.harmless import NOT_DONE
+from snugfit.simulator.harmless import NOT_DONE, NOT_SENT
 from snugfit.simulator.launched import STARTED_BY_TORCHRUN, VARIABLES
 from snugfit.simulator.script import EnoughSeen, Program, as_main, exit_code, print_error
 from snugfit.simulator.watched_script import STEPS, WatchedScript
@@ -63,6 +63,8 @@ def run_watched(
             todo = f"snugfit runs in the Python of {sys.prefix}: install it there, or install snugfit where the script runs."
         elif isinstance(error, ImportError) and program.module is None and "no known parent package" in what:
             todo = "It is part of a package: give it as for `python -m`, in place of its file: -m package.module."
+        elif NOT_SENT in what or type(error).__name__ == "URLError":
+            todo = "What it downloads has to be there: begin its training once without snugfit, or fetch the files by hand."
         elif isinstance(error, PermissionError) and NOT_DONE in what:
             todo = "Let it go on without that, for example where the error is caught."
             files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]

@@ -12,7 +12,7 @@ from snugfit.simulator.harmless import harmless
 
 def test_nothing_is_left_behind(tmp_path, capsys, monkeypatch):
     leaves = """
-import bz2, io, json, os, shutil, socket, subprocess, tarfile
+import bz2, io, json, os, shutil, socket, tarfile
 from pathlib import Path
 Path("out").mkdir(exist_ok=True)
 os.makedirs("out/deep/er")
@@ -36,12 +36,11 @@ buffer = io.BytesIO()
 torch.save(model.state_dict(), buffer)
 buffer.seek(0)
 model.load_state_dict(torch.load(buffer))
-for attempt in (lambda: socket.create_connection(("127.0.0.1", 9)), lambda: subprocess.run(["touch", "made"])):
-    try:
-        attempt()
-        raise SystemExit("was not refused")
-    except OSError:
-        pass
+try:
+    socket.create_connection(("127.0.0.1", 9))
+    raise SystemExit("was not refused")
+except OSError:
+    pass
 """
     monkeypatch.chdir(tmp_path)
     (tmp_path / "kept.txt").write_text("kept")

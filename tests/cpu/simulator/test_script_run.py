@@ -35,7 +35,8 @@ def test_what_fails_behind_the_steps_is_one_line(tmp_path, capsys):
             2,
             "It asks snugfit for an estimate or a plan",
         ),
-        ("import subprocess\nsubprocess.run(['git', 'rev-parse', 'HEAD'])", 2, "no program is started in an estimate"),
+        ("import subprocess\nsubprocess.run(['git', 'pull'])", 2, "no program is started in an estimate"),
+        ("import urllib.request\nurllib.request.urlopen('http://127.0.0.1:9')", 2, "What it downloads has to be there"),
         ("import multiprocessing\nmultiprocessing.Process(target=print).start()", 5, "starts a process"),
         (
             "x = torch.multinomial(torch.ones(2**16, device=device), 2**15)\nprint(x[x > 9].shape)",
@@ -43,7 +44,7 @@ def test_what_fails_behind_the_steps_is_one_line(tmp_path, capsys):
             "--assume nonzero",
         ),
     ],
-    ids=["no step", "exit", "file", "module", "stdin", "itself", "program", "process", "values"],
+    ids=["no step", "exit", "file", "module", "stdin", "itself", "program", "download", "process", "values"],
 )
 def test_what_ends_a_script_is_told_in_one_line(tmp_path, capsys, monkeypatch, text, code, said):
     monkeypatch.chdir(tmp_path)
