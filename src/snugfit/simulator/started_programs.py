@@ -43,7 +43,11 @@ def programs() -> list[Change]:
         words = _words(args)
         if words == ["stty", "size"]:  # how wide a bar may be, asked of a terminal that a worker does not have
             size = shutil.get_terminal_size()
-            args = f"echo {size.lines} {size.columns}" if isinstance(args, str) else ["echo", str(size.lines), str(size.columns)]
+            args = (
+                f"echo {size.lines} {size.columns}"
+                if isinstance(args, str)
+                else ["echo", str(size.lines), str(size.columns)]
+            )
         elif words and words[0] in _KEEPING:
             args = "true" if isinstance(args, str) else ["true"]
         begin(self, args, *more, **named)
