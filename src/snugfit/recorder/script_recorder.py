@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from snugfit.attributes import Change
+from snugfit.errors import CannotSimulateError
 from snugfit.operators.operator_truth import new_tensors
 from snugfit.private_torch.fake_tensors import FAKES, FakeTensor
 from snugfit.private_torch.library_classes import of_library
@@ -39,6 +40,8 @@ class ScriptRecorder(Recorder):  # type: ignore[no-untyped-call]
     """A recorder that lets data be data, and meets models that nobody introduced."""
 
     names = SeenModules
+    refused = ""
+    """What could not be simulated last, which a script may have caught."""
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
@@ -54,7 +57,11 @@ class ScriptRecorder(Recorder):  # type: ignore[no-untyped-call]
             args = _with_known_values(args)
             given = tensors_in((*args, *kwargs.values()))
         if not _stays_real(func, args, kwargs, given):
-            return super().__torch_dispatch__(func, types, _by_positions(func, args), kwargs)
+            try:
+                return super().__torch_dispatch__(func, types, _by_positions(func, args), kwargs)
+            except CannotSimulateError as error:
+                self.refused = str(error)  # not itself: its traceback would keep tensors
+                raise
         known = {part.untyped_storage()._cdata for tensor in given for part in _dense(tensor)}
         # No card of this machine has memory to lock pages for.
         result = func(*args, **{name: value for name, value in kwargs.items() if name != "pin_memory"})

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from snugfit import workers
-from snugfit.errors import InputError, SnugfitError, in_words
+from snugfit.errors import CannotSimulateError, InputError, SnugfitError, in_words
 from snugfit.simulator.harmless import NOT_DONE, NOT_SENT
 from snugfit.simulator.launched import STARTED_BY_TORCHRUN, VARIABLES
 from snugfit.simulator.script import EnoughSeen, Program, as_main, exit_code, print_error
@@ -79,6 +79,8 @@ def run_watched(
             if gpus is not None:
                 todo = f"Several GPUs are a process each: estimate it with --gpus {gpus[1].count(',') + 1}."
         raise InputError(f"{path} failed {seen}, with its traceback above: {what}{line_of(error)}. {todo}") from error
+    if not watched.steps and recorder.refused:
+        raise CannotSimulateError(recorder.refused)
     if not watched.steps:
         ended = f"ended with exit status {code}" if code else "ended"
         raise InputError(

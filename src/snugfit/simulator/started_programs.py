@@ -1,4 +1,7 @@
-"""Programs that a script starts: one that only reads is run, one that keeps files is taken to have done it, no other is."""
+"""Programs that a script starts: one that only reads is run, and one that keeps files is taken to have done it.
+
+What a shell would do else is seen to fail, as scripts expect it to on some machines. Any other program is refused.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from snugfit.attributes import Change
 from snugfit.errors import warn
 
 _READING = frozenset({
-    "true", "echo", "stty", "hostname", "uname", "whoami", "id", "date", "nproc", "lscpu", "free", "which", "tput",
+    "true", "false", "echo", "stty", "hostname", "uname", "whoami", "id", "date", "nproc", "lscpu", "free", "which", "tput",
     "nvidia-smi",
 })  # fmt: skip
 _READING_OF_GIT = frozenset({
@@ -23,6 +26,7 @@ _READING_OF_GIT = frozenset({
     "--version",
 })  # fmt: skip
 _KEEPING = frozenset({"mkdir", "cp", "mv", "rm", "touch", "ln", "chmod", "rsync", "zip", "tar", "clear"})
+_FAILED = "{!r} is not run in an estimate: the script sees it fail."
 _SILENCED = re.compile(r"\s*\d?>\s*/dev/null|\s*2>&1")
 _SHELLS = "sh", "bash"
 
@@ -40,23 +44,25 @@ def programs() -> list[Change]:
     begin = subprocess.Popen.__init__
 
     def begun(self: Any, args: Any, *more: Any, **named: Any) -> None:
-        words = _words(args)
+        words, of_shell = _words(args), isinstance(args, str | bytes)
+        instead = ["false"] if of_shell and not only_reads(args) else None
         if words == ["stty", "size"]:  # how wide a bar may be, asked of a terminal that a worker does not have
             size = shutil.get_terminal_size()
-            args = (
-                f"echo {size.lines} {size.columns}"
-                if isinstance(args, str)
-                else ["echo", str(size.lines), str(size.columns)]
-            )
+            instead = ["echo", str(size.lines), str(size.columns)]
         elif words and words[0] in _KEEPING:
-            args = "true" if isinstance(args, str) else ["true"]
+            instead = ["true"]
+        elif instead:
+            warn(_FAILED.format(args))
+        if instead:
+            args = " ".join(instead) if of_shell else instead
         begin(self, args, *more, **named)
 
     def system(command: str) -> int:
         words = _words(command)
-        if not words or words[0] not in _KEEPING:
-            warn(f"os.system({command!r}) is not run in an estimate, and is taken to have done what it does.")
-        return 0
+        if words and words[0] in _KEEPING:
+            return 0
+        warn(_FAILED.format(command))
+        return 1 << 8
 
     return [(subprocess.Popen, "__init__", begun), (os, "system", system)]
 

@@ -43,8 +43,14 @@ def test_what_fails_behind_the_steps_is_one_line(tmp_path, capsys):
             5,
             "--assume nonzero",
         ),
+        (
+            "try:\n    x = torch.multinomial(torch.ones(2**16, device=device), 2**15)\n    x[x > 9].sum()\n"
+            "except Exception as error:\n    print(error)",
+            5,
+            "--assume nonzero",
+        ),
     ],
-    ids=["no step", "exit", "file", "module", "stdin", "itself", "program", "download", "process", "values"],
+    ids=["no step", "exit", "file", "module", "stdin", "itself", "program", "download", "process", "values", "caught"],
 )
 def test_what_ends_a_script_is_told_in_one_line(tmp_path, capsys, monkeypatch, text, code, said):
     monkeypatch.chdir(tmp_path)

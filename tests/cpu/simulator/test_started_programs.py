@@ -12,7 +12,8 @@ assert subprocess.run("git rev-parse HEAD 2>/dev/null", shell=True, capture_outp
 rows, columns = os.popen("stty size", "r").read().split()
 assert int(rows) and int(columns) and subprocess.check_output(["stty", "size"]).decode().split() == [rows, columns]
 assert subprocess.run(["cp", "-r", "kept.txt", "copy.txt"], check=True).returncode == 0
-assert os.system("mkdir -p made") == 0 and os.system("python prepare.py") == 0
+assert os.system("mkdir -p made") == 0 and os.system("python prepare.py") != 0
+assert subprocess.getoutput("cd /sys; for i in *; do cat $i/none; done") == ""
 """
 
 
@@ -23,7 +24,7 @@ def test_what_only_reads_is_run_and_files_stay(tmp_path, capsys, monkeypatch):
     before = sorted(tmp_path.rglob("*"))
     code, _, err = estimated(capsys, path)
     assert code == 0 and sorted(tmp_path.rglob("*")) == before
-    assert "os.system('python prepare.py') is not run in an estimate" in err and "mkdir" not in err
+    assert "'python prepare.py' is not run in an estimate" in err and "$i/none" in err and "mkdir" not in err
 
 
 @pytest.mark.parametrize(
