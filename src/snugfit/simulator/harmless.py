@@ -14,6 +14,7 @@ import multiprocessing.context
 import multiprocessing.process
 import os
 import shutil
+import stat
 import sys
 import tarfile
 import tempfile
@@ -114,6 +115,11 @@ class _Aside:
 
         def low(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
             place = self.written(path) if flags & _WRITING else self.read(path)
+            if place is not path and _is_file(path) and not _exists(place):  # it is written for the first time
+                if flags & os.O_EXCL:
+                    raise FileExistsError(17, "File exists", path)
+                if not flags & os.O_TRUNC:
+                    _copy(path, place)
             fd: int = _os["open"](place, flags, mode, dir_fd=dir_fd)
             return fd
 
@@ -176,6 +182,10 @@ def _exists(path: Any) -> bool:
     except (OSError, ValueError):
         return False
     return True
+
+
+def _is_file(path: Any) -> bool:
+    return _exists(path) and stat.S_ISREG(_os["stat"](path).st_mode)
 
 
 @contextmanager

@@ -18,6 +18,15 @@ Path("out").mkdir(exist_ok=True)
 os.makedirs("out/deep/er")
 Path("out/log.json").write_text(json.dumps({"loss": 1}))
 assert json.loads(Path("out/log.json").read_text()) == {"loss": 1} and os.path.isdir("out/deep/er")
+low = os.open("lock", os.O_RDWR)  # a lock that was taken before, as filelock takes it
+os.write(low, b"new")
+os.close(low)
+assert open("lock").read() == "newfile"
+try:
+    os.open("other", os.O_RDWR | os.O_CREAT | os.O_EXCL)
+    raise SystemExit("was not there")
+except FileExistsError:
+    pass
 with tarfile.open("out/all.tar.bz2", "w:bz2") as archive:
     archive.add("out/log.json")
 with tarfile.open("out/all.tar.bz2") as archive, bz2.open("out/more.bz2", "wb") as more:
@@ -44,12 +53,15 @@ except OSError:
 """
     monkeypatch.chdir(tmp_path)
     (tmp_path / "kept.txt").write_text("kept")
+    for name in ("lock", "other"):
+        (tmp_path / name).write_text("oldfile")
     (tmp_path / "folder").mkdir()
     path = written(tmp_path, TRAINS + leaves + LOOP)
     before = sorted(tmp_path.rglob("*"))
     code, _, err = estimated(capsys, path)
     assert code == 0, err
     assert sorted(tmp_path.rglob("*")) == before and (tmp_path / "kept.txt").read_text() == "kept"
+    assert (tmp_path / "lock").read_text() == "oldfile"
 
 
 def test_sparse_data_and_pools_of_processes_prepare_data(tmp_path, capsys):
