@@ -111,8 +111,10 @@ def as_main(program: Program, arguments: Sequence[str]) -> Iterator[None]:
     """Context in which arguments and path are those of a program that Python runs."""
     before = sys.argv, list(sys.path)
     sys.argv = [str(program.path), *arguments]
-    # What Python puts first is the script's folder; here it may have put that of the snugfit command.
-    sys.path[:] = [str(program.path.resolve().parent if program.module is None else Path.cwd()), *sys.path]
+    # What Python puts first is the script's folder; for `python -m snugfit` it was the current one, which would hide libraries
+    # that are installed behind folders of their names.
+    others = sys.path[1:] if sys.path[:1] in ([""], [str(Path.cwd())]) else sys.path
+    sys.path[:] = [str(program.path.resolve().parent if program.module is None else Path.cwd()), *others]
     try:
         yield
     finally:
