@@ -51,6 +51,8 @@ class _CudaMeansSim(TorchFunctionMode):
             if func is torch.Tensor.type:
                 made = converted(args[0], args[1]) if len(args) > 1 else None
                 return func(*args, **kwargs) if made is None else made
+            if func in _CTC:
+                return func(*_of_ctc_on_card(*args), **kwargs)
             if func is torch.device:  # its type and its index may come apart
                 return device_of(func(*args, **kwargs))
             fakes = [type(one) in FAKES for one in args[:2]]
@@ -70,7 +72,16 @@ _PLACES = (torch.cuda, torch.cuda.random, torch.cuda.memory, torch.cuda.profiler
 _DEVICE_LIKE = (str, torch.device)
 _IS_CUDA = torch.Tensor.is_cuda.__get__  # type: ignore[attr-defined]
 _SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
-_TRANSLATED = frozenset({torch.Tensor.cuda, torch.Tensor.type, torch.device, _IS_CUDA, _SET_DATA})
+_CTC = (torch.ctc_loss, torch.nn.functional.ctc_loss)
+_TRANSLATED = frozenset({torch.Tensor.cuda, torch.Tensor.type, *_CTC, torch.device, _IS_CUDA, _SET_DATA})
+
+
+def _of_ctc_on_card(log_probs: torch.Tensor, *given: Any) -> Sequence[Any]:
+    """Returns what `torch.ctc_loss` was given, with labels and lengths where the card's version brings them by itself."""
+    if log_probs.device.type != DEVICE_TYPE:
+        return log_probs, *given
+    moved = [torch.as_tensor(one, device=log_probs.device) for one in given[:3]]
+    return log_probs, *moved, *given[3:]
 
 
 def told(function: Callable[..., Any], tell: Callable[[torch.Tensor], None]) -> list[Change]:

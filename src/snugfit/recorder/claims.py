@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -18,17 +19,21 @@ class Claims:
 
     def __init__(self, ledger: StorageLedger, modules: ModulePath) -> None:
         self._ledger, self._modules = ledger, modules
-        self._models: list[torch.nn.Module] = []
-        self._updated: dict[int, Any] = {}
+        # No more than references: a copy of a model, or an optimizer that is made anew, goes with all that it holds.
+        self._watched: dict[int, weakref.ref[torch.nn.Module]] = {}
+        self._updated: dict[int, weakref.ref[Any]] = {}
         """Optimizers that ran since their states were last claimed, by id."""
         self.in_optimizer = 0
         """How many optimizers are in the middle of their step, one inside another."""
 
     def watch(self, model: torch.nn.Module) -> None:
         """Watches a model: its parameters and buffers count as weights from now on."""
-        if all(model is not known for known in self._models):
-            self._models.append(model)
+        self._watched[id(model)] = weakref.ref(model)
         self._weights_of(model)
+
+    @property
+    def _models(self) -> Iterator[torch.nn.Module]:
+        return (model for kept in list(self._watched.values()) if (model := kept()) is not None)
 
     def weights(self) -> None:
         """Claims parameters and buffers of all models as weights, those too that were added since."""
@@ -47,8 +52,9 @@ class Claims:
 
     def states(self) -> None:
         """Claims all state of the optimizers that ran, that too which they did not make themselves."""
-        for optimizer in self._updated.values():
-            self._states(optimizer, list(optimizer.state))
+        for kept in self._updated.values():
+            if (optimizer := kept()) is not None:
+                self._states(optimizer, list(optimizer.state))
         self._updated.clear()
 
     def _states(self, optimizer: Any, parameters: list[Any]) -> None:
@@ -72,7 +78,7 @@ class Claims:
 
         def after(optimizer: Any, *_: Any) -> None:
             self.in_optimizer -= 1
-            self._updated[id(optimizer)] = optimizer
+            self._updated[id(optimizer)] = weakref.ref(optimizer)
             # Of those that were updated now: where each parameter is updated alone, all of them each time would be many.
             self._states(optimizer, [one for group in optimizer.param_groups for one in group["params"]])
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import builtins
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from snugfit.simulator.later_optimizers import calls_in, is_apart
 from snugfit.simulator.script_text import called
@@ -12,8 +12,8 @@ from snugfit.simulator.script_text import called
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _BLOCKS = ("body", "orelse", "finalbody", "handlers")
-_RUN_MODELS = ("evaluat", "forward", "generat", "infer", "predict", "test", "validat")
-"""How names of methods and of what is imported begin that run a model; others mostly save or log."""
+_RUN_MODELS = ("evaluat", "forward", "generat", "infer", "load_state", "no_grad", "predict", "test", "validat")
+"""How names of methods and of what is imported begin that run a model or load one; others mostly save or log."""
 
 
 def behind_training(text: str, lines: Sequence[int]) -> int | None:
@@ -25,9 +25,27 @@ def behind_training(text: str, lines: Sequence[int]) -> int | None:
     """
     tree = ast.parse(text)
     _, behind = parts_of_training(tree, lines)
+    return _first_that_runs_a_model(tree, behind)
+
+
+def behind_passes(text: str, lines: Sequence[int]) -> int | None:
+    """Returns the line of the first statement behind a pass through the data that may run a model; None without one.
+
+    A pass is a loop within the outermost one that trains. Lines as above.
+    """
+    tree = ast.parse(text)
+    inside = [one for line in lines for one in _statements_around(tree, line)]
+    loops = [number for number, (one, _) in enumerate(inside) if isinstance(one, _LOOPS)]
+    if len(loops) < 2:
+        return None
+    within = inside[loops[0] + 1 : loops[-1] + 1]
+    return _first_that_runs_a_model(tree, [statement for _, others in reversed(within) for statement in others])
+
+
+def _first_that_runs_a_model(tree: ast.AST, statements: Iterable[ast.stmt]) -> int | None:
     imports = (one for one in ast.walk(tree) if isinstance(one, ast.Import | ast.ImportFrom))
     others = {name.asname or name.name for one in imports for name in one.names} | set(dir(builtins))
-    return next((statement.lineno for statement in behind if _runs_a_model(statement, others)), None)
+    return next((one.lineno for one in statements if _runs_a_model(one, others)), None)
 
 
 def trained_in_turn(text: str, lines: Sequence[int], made: Collection[int]) -> int | None:

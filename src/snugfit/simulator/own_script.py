@@ -19,7 +19,7 @@ from typing import Any
 from snugfit.attributes import replaced
 from snugfit.errors import CannotSimulateError, InputError, in_words, warn
 from snugfit.fake_device.personality import Personality
-from snugfit.simulator.behind_training import behind_training, trained_in_turn
+from snugfit.simulator.behind_training import behind_passes, behind_training, trained_in_turn
 from snugfit.simulator.compiled_script import record_as_it_compiles
 from snugfit.simulator.estimate import DeviceArgument, cards_of, estimated
 from snugfit.simulator.fresh_workers import imported_since
@@ -149,8 +149,15 @@ def _later(path: Path, watched: WatchedScript, *, alone: bool) -> Iterator[str]:
     text, reached = read_text(str(path)), watched.observer.lines
     if (line := behind_training(text, watched.ended_at)) is not None:
         yield (
-            f"what {path} does from line {line} on, behind its training, was not looked at: a test there, say, may "
-            "take more."
+            f"what {path} does from line {line} on, behind its training, was not looked at: a test there, say, or a "
+            "checkpoint that is loaded may take more."
+        )
+    # Several optimizers may step in loops of their own, which are no passes.
+    by_hand = not watched.loaders.trained and watched.observer.how_many == 1
+    if by_hand and (line := behind_passes(text, watched.ended_at)) is not None:
+        yield (
+            f"what {path} does from line {line} on, behind a pass through its data, was not looked at, as the pass ends by "
+            "no loader of torch: an evaluation there, say, may take more."
         )
     # a loop of a script of several processes may start them
     loop = trained_in_turn(text, watched.ended_at, reached) if alone else None

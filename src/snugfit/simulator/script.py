@@ -111,8 +111,8 @@ def as_main(program: Program, arguments: Sequence[str]) -> Iterator[None]:
     """Context in which arguments and path are those of a program that Python runs."""
     before = sys.argv, list(sys.path)
     sys.argv = [str(program.path), *arguments]
-    # What Python puts first is the script's folder; for `python -m snugfit` it was the current one, which would hide libraries
-    # that are installed behind folders of their names.
+    # What Python puts first is the script's folder. For `python -m snugfit` it was the current one, in which a folder may
+    # have the name of an installed library.
     others = sys.path[1:] if sys.path[:1] in ([""], [str(Path.cwd())]) else sys.path
     sys.path[:] = [str(program.path.resolve().parent if program.module is None else Path.cwd()), *others]
     try:

@@ -112,8 +112,8 @@ class Observer:
         """Lines of the script that were running when an optimizer was made."""
         self.in_trials = False
         """Whether optuna called the code that made an optimizer."""
-        self.any_made = False
-        """Whether any optimizer of torch.optim was made that can step."""
+        self.how_many = 0
+        """Optimizers of torch.optim that were made and can step."""
         self.put_on: Sequence[str] = ()
         """Statements that are run with the model that has no name, when its optimizer is made."""
 
@@ -135,7 +135,7 @@ class Observer:
         make, enter = Optimizer.__init__, autocast.__enter__
 
         def made(optimizer: Any, *args: Any, **kwargs: Any) -> None:
-            self.any_made |= _can_step(optimizer)  # before torch puts its hooks around the method of its class
+            self.how_many += _can_step(optimizer)  # before torch puts its hooks around the method of its class
             make(optimizer, *args, **kwargs)
             self.made.add(optimizer)
             if self.put_on:

@@ -39,6 +39,8 @@ class WatchedLoaders:
         self.one_ahead = self.ended_early = False
         """Whether the last one that was begun was ended early, so that a batch may be to come that was asked for ahead; and
         whether one was at all."""
+        self.trained = False
+        """Whether batches of any were asked for where gradients are computed."""
         self.read_widths = False
         """Whether samples are read now to see how wide they are, and not to train."""
         self.passes: Counter[int] = Counter()
@@ -77,6 +79,7 @@ class WatchedLoaders:
         from snugfit.private_torch import give_numbers
 
         self.one_ahead = False
+        self.trained |= trains()
         self.passes[id(loader.dataset)] += 1
         if self._watched.enough and self.passes[id(loader.dataset)] > MOST_PASSES:  # no step comes of so few batches
             raise EnoughSeen

@@ -140,7 +140,7 @@ class WatchedScript:
             if self._in_backward:  # of a checkpoint
                 backward(*args, **kwargs)
                 return
-            by_hand = not self.observer.any_made
+            by_hand = not self.observer.how_many
             if by_hand and self._passes >= STEPS:
                 raise EnoughSeen
             self._in_backward = True

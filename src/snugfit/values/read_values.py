@@ -6,6 +6,7 @@ The rule is that of `assumptions.py`; who asks does not matter, but for a librar
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
@@ -13,6 +14,7 @@ from typing import Any, Protocol
 import torch
 
 from snugfit import private_torch
+from snugfit.errors import CannotSimulateError
 from snugfit.private_torch.fake_tensors import FakeTensor
 from snugfit.values import even_choices, fake_failure
 from snugfit.values.assumptions import Assumptions
@@ -28,6 +30,8 @@ ALL_SELECTED = "what masks select of small tensors (64 KiB and less) was taken t
 ASSERTED = "assertions of the code (assert) about values were taken to hold"
 _SMALL_BYTES = 2**16
 _READ = "reading a number out of a tensor (.item(), float(), int(), bool(), if)"
+_MOST_READS, _MOST_SECONDS = 10_000, 60
+"""Numbers that one line reads, and their time, after which what it waits for is not going to come."""
 _MOST_DECIDING = 4096
 """Elements of an argument that is worked out where it may decide alone."""
 
@@ -59,6 +63,8 @@ class ReadValues:
         self.ledger = ledger
         self.answered = answered
         self.held = ""
+        self._reads: dict[str, tuple[int, float]] = {}
+        """By line: how many numbers it has read by now, and when the first."""
 
     @contextmanager
     def holding(self, why: str) -> Iterator[None]:
@@ -203,6 +209,7 @@ class ReadValues:
             if not given.loss_finite:
                 raise fake_failure.no_value(what, module, "loss_finite")
             place = fake_failure.place_outside()
+            self._counted(place)
             self.answered.add(ANSWER if not place else f"assumed loss_finite: a number read at {place} counts as 1.0")
             return 1.0
         if dtype == torch.bool:
@@ -224,6 +231,17 @@ class ReadValues:
         where = fake_failure.place_in_words("a whole number read out of a tensor")
         self.answered.add(f"assumed integer={given.integer}: {where}")
         return given.integer
+
+    def _counted(self, place: str) -> None:
+        """Counts a number that was read, and ends a loop that waits for another one."""
+        count, began = self._reads.get(place, (0, time.monotonic()))
+        self._reads[place] = count + 1, began
+        if count > _MOST_READS and time.monotonic() - began > _MOST_SECONDS:
+            raise CannotSimulateError(
+                f"{place} has read {count} numbers out of tensors in {_MOST_SECONDS} s and more, each of which counts as "
+                "1.0 in an estimate: a loop that waits for a smaller one does not end. Bound its turns, or measure the run on "
+                "the device."
+            )
 
 
 def _whole(tensor: torch.Tensor) -> bool:

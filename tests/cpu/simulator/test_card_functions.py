@@ -48,3 +48,33 @@ assert not torch.tensor([1.0]).is_cuda
 def test_a_card_answers(tmp_path, capsys, lines):
     code, estimate, err = estimated(capsys, written(tmp_path, TRAINS + textwrap.dedent(lines) + LOOP))
     assert code == 0 and estimate is not None, err
+
+
+CTC = """
+model = nn.Linear(32, 32).to(device)
+optimizer = torch.optim.AdamW(model.parameters())
+labels, times, lengths = torch.randint(1, 32, (16, 10)), torch.full((16,), 50), torch.full((16,), 10)
+for _ in range(4):
+    log_probs = model(torch.randn(50, 16, 32, device=device)).log_softmax(-1)
+    loss = LOSS
+    loss.backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        "nn.CTCLoss()(log_probs, labels.to(device), times, lengths)",
+        "nn.functional.ctc_loss(log_probs, labels, times, lengths)",
+        "nn.functional.ctc_loss(log_probs, labels.flatten().int(), times.int(), lengths.int())",
+        "nn.functional.ctc_loss(log_probs, labels.to(device), times.tolist(), lengths.tolist())",
+    ],
+    ids=["lengths", "labels", "flat", "lists"],
+)
+def test_labels_and_lengths_on_the_host_reach_the_card(tmp_path, capsys, loss):
+    on_card = "nn.functional.ctc_loss(log_probs, labels.to(device), times.to(device), lengths.to(device))"
+    whole, found = (
+        estimated(capsys, written(tmp_path, TRAINS + CTC.replace("LOSS", one)))[1] for one in (on_card, loss)
+    )
+    assert found["peak_allocated_bytes"] == pytest.approx(whole["peak_allocated_bytes"], rel=0.01)

@@ -9,6 +9,7 @@ from torch import nn
 
 import snugfit
 from snugfit import CannotSimulateError, InputError
+from snugfit.values import read_values
 from snugfit.values.assumptions import Assumptions, assumptions_from
 
 BATCH = torch.randn(16, 8), torch.arange(16) % 3
@@ -360,3 +361,12 @@ def test_real_numbers_are_not_zero(estimate):
         return entropy(output, batch)
 
     assert any("not to be zero" in text for text in estimate(loss).answered)
+
+
+def test_a_loop_that_waits_for_a_number_ends(monkeypatch):
+    monkeypatch.setattr(read_values, "_MOST_READS", 50)
+    monkeypatch.setattr(read_values, "_MOST_SECONDS", 0)
+    values = read_values.ReadValues(Assumptions(loss_finite=True), None, set())
+    with pytest.raises(CannotSimulateError, match="a loop that waits for a smaller one does not end"):
+        while values.assumed(torch.float32, "a solver's error", "") > 0.1:
+            pass
