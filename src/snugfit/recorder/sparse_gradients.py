@@ -35,5 +35,6 @@ def refuse_sparse(operator: str, args: Any, kwargs: dict[str, Any]) -> None:
     if args[position] if len(args) > position else kwargs.get("sparse", False):
         raise CannotSimulateError(
             "a lookup with sparse=True was called as a function or by a script, and sparse gradients cannot be simulated. "
-            "Leave sparse=True out of the simulated code: the dense gradient is the most that the sparse one can take."
+            "Leave sparse=True out of the simulated code, with Adam in place of SparseAdam: the dense gradient is the most "
+            "that the sparse one can take."
         )

@@ -57,6 +57,7 @@ def record_watched(
     from snugfit.simulator.not_traced import not_traced
     from snugfit.simulator.session import without_logs
     from snugfit.simulator.stored_tensors import stored_tensors
+    from snugfit.simulator.unfetched_weights import unfetched_weights
     from snugfit.values.known_values import remembering
 
     def begun(recorder: Any) -> None:
@@ -69,6 +70,7 @@ def record_watched(
     with ExitStack() as around:
         watched.begin(around)
         around.enter_context(harmless())
+        around.enter_context(unfetched_weights(watched.note))
         with torch.device("cpu"):  # torch notes now which functions a default device is for: the original ones
             torch.empty(0)
         written = [(torch, one.__name__, remembering(one)) for one in (torch.tensor, torch.as_tensor)]

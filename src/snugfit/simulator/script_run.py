@@ -59,11 +59,15 @@ def run_watched(
         if changed or watched.observer.put_on:  # it works as it is
             raise InputError(f"with it the script fails {seen}: {in_words(error)}{line_of(error)}.") from error
         what = str(error)
-        if isinstance(error, ModuleNotFoundError):
+        library = sys.modules.get((getattr(error, "name", None) or "").partition(".")[0])
+        if isinstance(error, ImportError) and "site-packages" in (getattr(library, "__file__", None) or ""):
+            version = getattr(library, "__version__", "")
+            todo = f"It is written for another version of {library.__name__} than the one that is installed here ({version})."
+        elif isinstance(error, ModuleNotFoundError):
             todo = f"snugfit runs in the Python of {sys.prefix}: install it there, or install snugfit where the script runs."
         elif isinstance(error, ImportError) and program.module is None and "no known parent package" in what:
             todo = "It is part of a package: give it as for `python -m`, in place of its file: -m package.module."
-        elif NOT_SENT in what or type(error).__name__ == "URLError":
+        elif NOT_SENT in what or "https://huggingface.co" in what or type(error).__name__ == "URLError":
             todo = "What it downloads has to be there: begin its training once without snugfit, or fetch the files by hand."
         elif isinstance(error, PermissionError) and NOT_DONE in what:
             todo = "Let it go on without that, for example where the error is caught."
