@@ -239,8 +239,7 @@ class ReadValues:
         if count > _MOST_READS and time.monotonic() - began > _MOST_SECONDS:
             raise CannotSimulateError(
                 f"{place} has read {count} numbers in {_MOST_SECONDS} s and more, each of which counts as "
-                "1.0 in an estimate: a loop that waits for a smaller one does not end. Bound its turns, or measure the run on "
-                "the device."
+                "1.0 in an estimate: a loop that waits for a smaller one does not end. Bound its turns, or measure the run."
             )
 
 
