@@ -62,7 +62,9 @@ def run_watched(
         library = sys.modules.get((getattr(error, "name", None) or "").partition(".")[0])
         if isinstance(error, ImportError) and "site-packages" in (getattr(library, "__file__", None) or ""):
             version = getattr(library, "__version__", "")
-            todo = f"It is written for another version of {library.__name__} than the one that is installed ({version})."
+            todo = (
+                f"It is written for another version of {library.__name__} than the one that is installed ({version})."
+            )
         elif isinstance(error, ModuleNotFoundError):
             todo = f"snugfit runs in the Python of {sys.prefix}: install it there, or install snugfit where the script runs."
         elif isinstance(error, ImportError) and program.module is None and "no known parent package" in what:
