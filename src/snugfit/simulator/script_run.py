@@ -59,12 +59,11 @@ def run_watched(
         if changed or watched.observer.put_on:  # it works as it is
             raise InputError(f"with it the script fails {seen}: {in_words(error)}{line_of(error)}.") from error
         what = str(error)
-        library = sys.modules.get((getattr(error, "name", None) or "").partition(".")[0])
-        if isinstance(error, ImportError) and "site-packages" in (getattr(library, "__file__", None) or ""):
-            version = getattr(library, "__version__", "")
-            todo = (
-                f"It is written for another version of {library.__name__} than the one that is installed ({version})."
-            )
+        library = (getattr(error, "name", None) or "").partition(".")[0]
+        loaded = sys.modules.get(library)
+        if isinstance(error, ImportError) and "site-packages" in (getattr(loaded, "__file__", None) or ""):
+            version = getattr(loaded, "__version__", "")
+            todo = f"It is written for another version of {library} than the one that is installed ({version})."
         elif isinstance(error, ModuleNotFoundError):
             todo = f"snugfit runs in the Python of {sys.prefix}: install it there, or install snugfit where the script runs."
         elif isinstance(error, ImportError) and program.module is None and "no known parent package" in what:

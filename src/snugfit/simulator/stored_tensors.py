@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import os
+import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -20,6 +21,7 @@ import torch
 from snugfit.attributes import Change, replaced
 from snugfit.private_torch.real_tensors import read_for_real, whole_storage
 from snugfit.simulator.copied_tensors import of_kind
+from snugfit.simulator.harmless import read_from
 
 _SAVED = b"saved in an estimate as "
 """What stands in a file in place of tensors, before a number."""
@@ -53,7 +55,8 @@ def stored_tensors() -> list[Change]:
         return None
 
     changes: list[Change] = [(safetensors.torch, name, nothing) for name in ("save_file", "save_model")]
-    changes += [(owner, "safe_open", _Opened) for owner in (safetensors, safetensors.torch)]
+    owners = safetensors, safetensors.torch, sys.modules.get("transformers.modeling_utils")
+    changes += [(owner, "safe_open", _Opened) for owner in owners if hasattr(owner, "safe_open")]
     return [*changes, (torch, "save", save), (torch, "load", loaded), *read_for_real()]
 
 
@@ -61,7 +64,7 @@ class _Opened:
     """A file of safetensors, which is read on the host: its reader knows no device but those it was built for."""
 
     def __init__(self, filename: Any, framework: str, device: Any = "cpu", **more: Any) -> None:
-        self._file: Any = _safe_open(filename, framework=framework, **more)
+        self._file: Any = _safe_open(read_from(filename), framework=framework, **more)
         self._device = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
 
     def __enter__(self) -> _Opened:

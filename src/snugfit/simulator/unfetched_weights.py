@@ -1,12 +1,16 @@
 """Pretrained weights that a script would download: nothing but their values is missing, and a model goes without them.
 
-An empty file stands for one of torch.hub (torchvision's, for example) or one that timm asks the hub of Hugging Face for.
+An empty file stands for one of torch.hub (torchvision's, for example) or one that timm asks the hub of Hugging Face for,
+and one with tensors that have no values for one of transformers, if the model's config is on this machine.
 """
 
 from __future__ import annotations
 
+import functools
+import importlib
 import importlib.util
 import struct
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,6 +21,7 @@ from urllib.parse import urlparse
 import torch
 
 from snugfit.attributes import Change, replaced
+from snugfit.simulator.unfetched_models import write_without_values
 
 _NOTHING = struct.pack("<Q", 2) + b"{}"
 """A file of safetensors that holds no tensor."""
@@ -55,7 +60,7 @@ def unfetched_weights(note: Callable[[str], None]) -> Iterator[None]:
         (torch.hub, "download_url_to_file", fetched),
         (torch.nn.Module, "load_state_dict", loaded),
     ]
-    with replaced(changes), _asked_by_timm():
+    with replaced(changes), _hub_asks_us():
         _told.append(told)
         try:
             yield
@@ -64,18 +69,22 @@ def unfetched_weights(note: Callable[[str], None]) -> Iterator[None]:
 
 
 @contextmanager
-def _asked_by_timm() -> Iterator[None]:
-    """Context in which timm asks us for files of the hub, from when it is imported."""
-    if importlib.util.find_spec("timm") is None:
+def _hub_asks_us() -> Iterator[None]:
+    """Context in which libraries ask us for files of the hub."""
+    if importlib.util.find_spec("huggingface_hub") is None:
         yield
         return
     import huggingface_hub
 
+    constants: Any = importlib.import_module(
+        "huggingface_hub.constants"
+    )  # which reads its variables when it is imported
     names = vars(huggingface_hub)  # which has its own function only when that was asked for
     before = names.get("hf_hub_download")
     names["hf_hub_download"] = _of_hub
     try:
-        yield
+        with replaced([(constants, "HF_HUB_OFFLINE", True), *_loaded()]):
+            yield
     finally:
         if before is None:
             del names["hf_hub_download"]
@@ -83,17 +92,29 @@ def _asked_by_timm() -> Iterator[None]:
             names["hf_hub_download"] = before
 
 
-def _of_hub(*args: Any, **named: Any) -> Any:
-    """Returns a file of the hub as its own function does; for weights of timm that are not there, one that holds none."""
+def _loaded() -> list[Change]:
+    """The same for libraries that are imported by now."""
+    of_timm = functools.partial(_of_hub, library_name="timm")
+    askers = {"transformers.utils.hub": _of_hub, "timm.models._hub": of_timm}
+    return [(sys.modules[name], "hf_hub_download", ours) for name, ours in askers.items() if name in sys.modules]
+
+
+def _of_hub(repo_id: str, filename: str, *args: Any, **named: Any) -> Any:
+    """Returns a file of the hub as its own function does; for weights that are not there, one without values."""
     from huggingface_hub.file_download import hf_hub_download
 
     try:
-        return hf_hub_download(*args, **named)
+        return hf_hub_download(repo_id, filename, *args, **named)
     except OSError:
-        name = str(named.get("filename"))
-        if not _told or named.get("library_name") != "timm" or not name.endswith(".safetensors"):
+        if not _told or not filename.endswith(".safetensors"):
             raise
-        _told[-1].of(f"{name} of {named.get('repo_id')}")
-        path = Path(tempfile.mkdtemp()) / name
-        path.write_bytes(_NOTHING)
+        if named.get("library_name") == "timm":
+            path = Path(tempfile.mkdtemp()) / filename
+            path.write_bytes(_NOTHING)
+        else:
+            config = Path(hf_hub_download(repo_id, "config.json", *args, **named))
+            path = config.parent / filename
+            if not write_without_values(config, path):
+                raise
+        _told[-1].of(f"{filename} of {repo_id}")
         return str(path)

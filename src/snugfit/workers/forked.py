@@ -47,7 +47,13 @@ def forked(function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
 
 
 def _answer(writing: int, function: Callable[..., Any], args: Any, kwargs: Any) -> NoReturn:
+    import torch
+
     from snugfit.private_torch import late_compiler  # has torch, which a command that asks a worker does without
+
+    # Its pool of threads is made anew in a copy by the first that asks, and a second one at that moment finds none
+    # ("Invalid thread pool!", of threads that convert weights, as those of transformers do).
+    torch.set_num_threads(torch.get_num_threads())
 
     ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
     try:

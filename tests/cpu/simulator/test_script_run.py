@@ -28,6 +28,7 @@ def test_what_fails_behind_the_steps_is_one_line(tmp_path, capsys):
         ("print('nothing to do')", 2, "without a step of an optimizer"),
         ("raise SystemExit(3)", 2, "exit status 3"),
         ("open('missing.csv')", 2, "FileNotFoundError"),
+        ("import torch._six", 2, "written for another version of torch"),
         ("import missing_module", 2, f"runs in the Python of {sys.prefix}: install it there"),
         ("input('go on?')", 5, "reads standard input"),
         (
@@ -50,7 +51,20 @@ def test_what_fails_behind_the_steps_is_one_line(tmp_path, capsys):
             "--assume nonzero",
         ),
     ],
-    ids=["no step", "exit", "file", "module", "stdin", "itself", "program", "download", "process", "values", "caught"],
+    ids=[
+        "no step",
+        "exit",
+        "file",
+        "version",
+        "module",
+        "stdin",
+        "itself",
+        "program",
+        "download",
+        "process",
+        "values",
+        "caught",
+    ],
 )
 def test_what_ends_a_script_is_told_in_one_line(tmp_path, capsys, monkeypatch, text, code, said):
     monkeypatch.chdir(tmp_path)

@@ -21,6 +21,7 @@ import snugfit
 from snugfit.errors import CannotSimulateError, InputError, RecipeError
 from snugfit.recorder import registration
 from snugfit.workers import skeleton
+from snugfit.workers.forked import FORKS, forked
 from snugfit.workers.pool import Pool
 
 
@@ -341,3 +342,20 @@ def test_parts_of_a_package_whose_import_was_broken_off_are_forgotten(monkeypatc
     _forget_halves(before)
     assert "half.inner" not in sys.modules and "half.inner.leaf" not in sys.modules
     assert "whole.inner" in sys.modules
+
+
+@pytest.mark.skipif(not FORKS, reason="processes are not copied on this system")
+def test_threads_of_a_copy_may_all_begin_at_once(pool):
+    def convert():
+        from concurrent.futures import ThreadPoolExecutor
+
+        rows = [torch.empty(512, 512) for _ in range(64)]
+        with ThreadPoolExecutor(8) as threads:
+            return sum(one.dtype == torch.bfloat16 for one in threads.map(lambda row: row.to(torch.bfloat16), rows))
+
+    def begun():
+        torch.ones(2048, 2048).to(torch.bfloat16)  # the worker has a pool of threads, of which a copy has none
+
+    pool.call(begun)
+    for _ in range(10):  # without care half of them fail
+        assert pool.call(forked, convert) == 64
