@@ -9,6 +9,7 @@ import dataclasses
 import warnings
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from snugfit.attributes import replaced
@@ -113,13 +114,16 @@ def _no_accelerator() -> list[Any]:
     return [(place, name, lambda *_, answer=no[name], **__: answer) for place, name in places]
 
 
+_OURS = str(Path(__file__).parents[1])
+
+
 def _noted(watched: WatchedScript, show: Any) -> Any:
     """Stands for `warnings.showwarning`: what snugfit itself has to say of a run goes into its estimate."""
 
-    def showing(message: Any, category: Any, *where: Any, **more: Any) -> None:
+    def showing(message: Any, category: Any, filename: str, *where: Any, **more: Any) -> None:
         if issubclass(category, SnugfitWarning):
             watched.note(str(message))
-        else:
-            show(message, category, *where, **more)
+        elif not filename.startswith(_OURS):  # torch's of a person's line, which we stand in for
+            show(message, category, filename, *where, **more)
 
     return showing

@@ -27,6 +27,8 @@ BATCHES = 3
 """Batches that a loader gives once the steps were seen: accelerate's ask for one ahead, and what is kept shows in two."""
 MOST_PASSES = 8
 """Passes through a data set after which no further step is waited for."""
+_GROWTH = 1.05
+"""How much larger batches of another loader are that grow: those of ragged data differ a little."""
 _NEXT = re.compile(r"\b(next|__next__)\s*\(")
 
 
@@ -45,6 +47,8 @@ class WatchedLoaders:
         """Whether samples are read now to see how wide they are, and not to train."""
         self.passes: Counter[int] = Counter()
         """Passes through a data set since the last step."""
+        self._trained_on: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._most_elements = 0
         # By what draws: a sampler of its own, or the data set of which all is drawn.
         self._widest: weakref.WeakKeyDictionary[Any, dict[Any, tuple[list[list[int]], str]]] = (
             weakref.WeakKeyDictionary()
@@ -95,6 +99,8 @@ class WatchedLoaders:
         begun = watched.enough
         seen = None if watched.recorder is None else LoaderPass(loader, watched.recorder)
         for number, batch in enumerate(batches):
+            if not number and trains() and loader not in self._trained_on:
+                self._begins(loader, batch)
             ends = may_end and number >= BATCHES and (begun or watched.enough or not trains())
             if ends and not (seen is not None and seen.goes_on()) and not _asked_by_next():
                 self.one_ahead = self.ended_early = True
@@ -104,6 +110,19 @@ class WatchedLoaders:
                 seen.processed(batch, watched.steps)
         if seen is not None and (said := seen.end()):
             watched.note(said)
+
+    def _begins(self, loader: Any, batch: Any) -> None:
+        """Notes the first batch of a loader, and whether it is larger than those of loaders before: images grow, say."""
+        from snugfit.training.fallbacks import elements
+
+        before, count = self._most_elements, elements(batch)
+        if self._watched.steps and count > before * _GROWTH:
+            self._watched.note(
+                f"batches grow from one loader to the next ({before} numbers in one, {count} in a later one): what is "
+                "trained on still later ones may take more."
+            )
+        self._trained_on.add(loader)
+        self._most_elements = max(before, count)
 
     def _widest_of(self, loader: Any) -> tuple[list[list[int]], str]:
         """The samples of the widest batches of a loader, read once for all loaders that draw as many of the same."""

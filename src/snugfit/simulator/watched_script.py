@@ -107,7 +107,7 @@ class WatchedScript:
         """
         calls = self._trained_by_step[: self.steps]
         decides = any(one.startswith(("assumed integer", "assumed branch")) for one in answered)
-        if decides and len(self._counts) == 1 and len(set(calls)) > 1:
+        if decides and self.observer.how_many == 1 and len(set(calls)) > 1:
             yield (
                 f"the steps called the model {', '.join(map(str, calls))} times: where that follows from values that are "
                 "assumed, a real step may call it more often and take more"

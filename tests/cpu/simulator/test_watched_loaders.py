@@ -176,3 +176,20 @@ def test_results_that_are_not_kept_are_not(tmp_path, capsys):
         capsys, written(tmp_path, TRAINS + KEEPS.replace("# evaluation", "found = [result.cpu()]"))
     )
     assert code == 0 and "keeps" not in err
+
+
+GROWS = """
+for size in (4, 16, 64):
+    data = torch.utils.data.TensorDataset(torch.randn(64, size, 32))
+    for x, in torch.utils.data.DataLoader(data, batch_size=16):
+        model(x.to(device)).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+def test_batches_that_grow_with_each_loader_are_told(tmp_path, capsys):
+    code, _, err = estimated(capsys, written(tmp_path, TRAINS + GROWS))
+    assert code == 0 and "batches grow from one loader to the next (2048 numbers in one, 8192 in a later one)" in err
+    _, _, silent = estimated(capsys, written(tmp_path, TRAINS + GROWS.replace("(4, 16, 64)", "(16, 16, 4)")))
+    assert "batches grow" not in silent
