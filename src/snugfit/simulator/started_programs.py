@@ -18,13 +18,14 @@ from snugfit.attributes import Change
 from snugfit.errors import warn
 
 _READING = frozenset({
-    "true", "false", "echo", "stty", "hostname", "uname", "whoami", "id", "date", "nproc", "lscpu", "free", "which", "tput",
+    "true", "false", "echo", "stty", "hostname", "uname", "whoami", "id", "nproc", "lscpu", "free", "which", "tput",
     "nvidia-smi",
 })  # fmt: skip
 _READING_OF_GIT = frozenset({
     "rev-parse", "describe", "log", "status", "diff", "show", "rev-list", "ls-files", "symbolic-ref", "cat-file", "version",
     "--version",
 })  # fmt: skip
+_QUERIES = ("-q", "-L", "--query", "--list")
 _KEEPING = frozenset({"mkdir", "cp", "mv", "rm", "touch", "ln", "chmod", "rsync", "zip", "tar", "clear"})
 _FAILED = "{!r} is not run in an estimate: the script sees it fail."
 _SILENCED = re.compile(r"\s*\d?>\s*/dev/null|\s*2>&1")
@@ -33,10 +34,14 @@ _SHELLS = "sh", "bash"
 
 def only_reads(command: Any) -> bool:
     """Returns whether a command, a text or its words, starts a program that leaves everything as it is."""
-    words = _words(command)
-    if len(words) > 1 and words[0] == "git":
-        return words[1] in _READING_OF_GIT
-    return bool(words) and words[0] in _READING
+    name, *others = _words(command) or [""]
+    if name == "git":
+        return bool(others) and others[0] in _READING_OF_GIT
+    if name == "nvidia-smi" and others:  # which sets clocks and limits, too
+        return any(one.startswith(_QUERIES) for one in others)
+    if name == "hostname":
+        return all(one.startswith("-") for one in others)
+    return name in _READING
 
 
 def programs() -> list[Change]:

@@ -25,8 +25,6 @@ from snugfit.simulator.unfetched_models import write_without_values
 
 _NOTHING = struct.pack("<Q", 2) + b"{}"
 """A file of safetensors that holds no tensor."""
-
-
 _told: list[_Told] = []
 """Who is told, of the context that is open: a library keeps the function that it imported in an earlier one."""
 
@@ -76,9 +74,8 @@ def _hub_asks_us() -> Iterator[None]:
         return
     import huggingface_hub
 
-    constants: Any = importlib.import_module(
-        "huggingface_hub.constants"
-    )  # which reads its variables when it is imported
+    # Which reads its variables when it is imported.
+    constants: Any = importlib.import_module("huggingface_hub.constants")
     names = vars(huggingface_hub)  # which has its own function only when that was asked for
     before = names.get("hf_hub_download")
     names["hf_hub_download"] = _of_hub
@@ -106,9 +103,10 @@ def _of_hub(repo_id: str, filename: str, *args: Any, **named: Any) -> Any:
     try:
         return hf_hub_download(repo_id, filename, *args, **named)
     except OSError:
-        if not _told or not filename.endswith(".safetensors"):
+        of_timm = named.get("library_name") == "timm" and filename.endswith(".safetensors")
+        if not _told or not (of_timm or filename == "model.safetensors"):
             raise
-        if named.get("library_name") == "timm":
+        if of_timm:
             path = Path(tempfile.mkdtemp()) / filename
             path.write_bytes(_NOTHING)
         else:
