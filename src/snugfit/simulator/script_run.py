@@ -69,7 +69,10 @@ def run_watched(
         elif isinstance(error, ImportError) and program.module is None and "no known parent package" in what:
             todo = "It is part of a package: give it as for `python -m`, in place of its file: -m package.module."
         elif NOT_SENT in what or "https://huggingface.co" in what or type(error).__name__ == "URLError":
+            what = " ".join(what.split())
             todo = "What it downloads has to be there: begin its training once without snugfit, or fetch the files by hand."
+            if "huggingface" in what:
+                todo += ' Of a model of transformers the small files are enough: hf download NAME --include "*.json".'
         elif isinstance(error, PermissionError) and NOT_DONE in what:
             todo = "Let it go on without that, for example where the error is caught."
             files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]

@@ -83,4 +83,4 @@ def test_of_a_model_of_the_hub_the_config_is_enough(tmp_path, capsys, monkeypatc
     assert found["peak_allocated_bytes"] == whole["peak_allocated_bytes"] and found["parameters"] == whole["parameters"]
     (weights.parent / "config.json").unlink()
     code, _, err = estimated(capsys, path)
-    assert code == 2 and "What it downloads has to be there" in err
+    assert code == 2 and "What it downloads has to be there" in err and "the small files are enough" in err
