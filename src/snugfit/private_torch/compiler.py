@@ -69,9 +69,8 @@ def kernels_stand_in(kernel: Kernel) -> list[tuple[Any, str, Any]]:
 
 def _told(kernel: Kernel, arguments: Sequence[Any], reads: Sequence[bool]) -> None:
     # What is no tensor is a size, or a number of the host that is read before the card's kernel starts.
-    pairs = zip(
-        arguments, reads[: len(arguments)], strict=True
-    )  # a signature ends with what is known when it is compiled
+    # A signature ends with what is known when it is compiled.
+    pairs = zip(arguments, reads[: len(arguments)], strict=True)
     tensors = [(one, read) for one, read in pairs if isinstance(one, torch.Tensor)]
     kernel([one for one, read in tensors if not read], [one for one, read in tensors if read])
 

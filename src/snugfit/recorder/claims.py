@@ -20,24 +20,20 @@ class Claims:
     def __init__(self, ledger: StorageLedger, modules: ModulePath) -> None:
         self._ledger, self._modules = ledger, modules
         # No more than references: a copy of a model, or an optimizer that is made anew, goes with all that it holds.
-        self._watched: dict[int, weakref.ref[torch.nn.Module]] = {}
-        self._updated: dict[int, weakref.ref[Any]] = {}
+        self._models = weakref.WeakValueDictionary[int, torch.nn.Module]()
+        self._updated = weakref.WeakValueDictionary[int, Any]()
         """Optimizers that ran since their states were last claimed, by id."""
         self.in_optimizer = 0
         """How many optimizers are in the middle of their step, one inside another."""
 
     def watch(self, model: torch.nn.Module) -> None:
         """Watches a model: its parameters and buffers count as weights from now on."""
-        self._watched[id(model)] = weakref.ref(model)
+        self._models[id(model)] = model
         self._weights_of(model)
-
-    @property
-    def _models(self) -> Iterator[torch.nn.Module]:
-        return (model for kept in list(self._watched.values()) if (model := kept()) is not None)
 
     def weights(self) -> None:
         """Claims parameters and buffers of all models as weights, those too that were added since."""
-        for model in self._models:
+        for model in self._models.values():
             self._weights_of(model)
 
     def _weights_of(self, model: torch.nn.Module) -> None:
@@ -47,14 +43,13 @@ class Claims:
 
     def gradients(self) -> None:
         """Claims what is in `.grad` of parameters as gradients."""
-        for model in self._models:
+        for model in self._models.values():
             self._ledger.claim((one.grad for one in model.parameters()), "gradients")
 
     def states(self) -> None:
         """Claims all state of the optimizers that ran, that too which they did not make themselves."""
-        for kept in self._updated.values():
-            if (optimizer := kept()) is not None:
-                self._states(optimizer, list(optimizer.state))
+        for optimizer in self._updated.values():
+            self._states(optimizer, list(optimizer.state))
         self._updated.clear()
 
     def _states(self, optimizer: Any, parameters: list[Any]) -> None:
@@ -78,7 +73,7 @@ class Claims:
 
         def after(optimizer: Any, *_: Any) -> None:
             self.in_optimizer -= 1
-            self._updated[id(optimizer)] = weakref.ref(optimizer)
+            self._updated[id(optimizer)] = optimizer
             # Of those that were updated now: where each parameter is updated alone, all of them each time would be many.
             self._states(optimizer, [one for group in optimizer.param_groups for one in group["params"]])
 

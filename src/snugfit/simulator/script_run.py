@@ -58,34 +58,7 @@ def run_watched(
         seen = f"after {watched.steps} training steps" if watched.steps else "before its optimizer stepped"
         if changed or watched.observer.put_on:  # it works as it is
             raise InputError(f"with it the script fails {seen}: {in_words(error)}{line_of(error)}.") from error
-        what = str(error)
-        library = (getattr(error, "name", None) or "").partition(".")[0]
-        loaded = sys.modules.get(library)
-        if isinstance(error, ImportError) and "site-packages" in (getattr(loaded, "__file__", None) or ""):
-            version = getattr(loaded, "__version__", "")
-            todo = f"It is written for another version of {library} than the one that is installed ({version})."
-        elif isinstance(error, ModuleNotFoundError):
-            todo = f"snugfit runs in the Python of {sys.prefix}: install it there, or install snugfit where the script runs."
-        elif isinstance(error, ImportError) and program.module is None and "no known parent package" in what:
-            todo = "It is part of a package: give it as for `python -m`, in place of its file: -m package.module."
-        elif NOT_SENT in what or "https://huggingface.co" in what or type(error).__name__ == "URLError":
-            what = " ".join(what.split())
-            todo = "What it downloads has to be there: begin its training once without snugfit, or fetch the files by hand."
-            if "huggingface" in what:
-                todo += ' Of a model of transformers the small files are enough: hf download NAME --include "*.json".'
-        elif isinstance(error, PermissionError) and NOT_DONE in what:
-            todo = "Let it go on without that, for example where the error is caught."
-            files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
-            if any(Path(file).parent == Path(workers.__file__).parent for file in files):
-                todo = "It asks snugfit for an estimate or a plan: make that beforehand, and read what it printed (--json)."
-        else:
-            gpus, what = _WANTED_GPUS.search(what), in_words(error)
-            todo = (
-                "If it fails without snugfit too, the error is its own; if it works, it asks the simulated device for "
-                "something that it does not have."
-            )
-            if gpus is not None:
-                todo = f"Several GPUs are a process each: estimate it with --gpus {gpus[1].count(',') + 1}."
+        what, todo = _advice(error, program)
         raise InputError(f"{path} failed {seen}, with its traceback above: {what}{line_of(error)}. {todo}") from error
     if not watched.steps and recorder.refused:
         raise CannotSimulateError(recorder.refused)
@@ -96,6 +69,42 @@ def run_watched(
             "Give the arguments with which it trains, behind its name, and options of snugfit before it; of a file that "
             f"only builds a model, name the function: {path}:FUNCTION."
         )
+
+
+def _advice(error: Exception, program: Program) -> tuple[str, str]:
+    """Returns what to say of an error of a script, and what to do about it."""
+    what = str(error)
+    library = (getattr(error, "name", None) or "").partition(".")[0]
+    loaded = sys.modules.get(library)
+    if isinstance(error, ImportError) and "site-packages" in (getattr(loaded, "__file__", None) or ""):
+        version = getattr(loaded, "__version__", "")
+        return what, f"It is written for another version of {library} than the one that is installed ({version})."
+    if isinstance(error, ModuleNotFoundError):
+        place = f"snugfit runs in the Python of {sys.prefix}"
+        return what, f"{place}: install it there, or install snugfit where the script runs."
+    if isinstance(error, ImportError) and program.module is None and "no known parent package" in what:
+        return what, "It is part of a package: give it as for `python -m`, in place of its file: -m package.module."
+    if NOT_SENT in what or "https://huggingface.co" in what or type(error).__name__ == "URLError":
+        what = " ".join(what.split())
+        todo = "What it downloads has to be there: begin its training once without snugfit, or fetch the files by hand."
+        if "huggingface" in what:
+            todo += ' Of a model of transformers the small files are enough: hf download NAME --include "*.json".'
+        return what, todo
+    if isinstance(error, PermissionError) and NOT_DONE in what:
+        files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+        if any(Path(file).parent == Path(workers.__file__).parent for file in files):
+            return (
+                what,
+                "It asks snugfit for an estimate or a plan: make that beforehand, and read what it printed (--json).",
+            )
+        return what, "Let it go on without that, for example where the error is caught."
+    if (gpus := _WANTED_GPUS.search(what)) is not None:
+        todo = f"Several GPUs are a process each: estimate it with --gpus {gpus[1].count(',') + 1}."
+        return in_words(error), todo
+    return in_words(error), (
+        "If it fails without snugfit too, the error is its own; if it works, it asks the simulated device for something "
+        "that it does not have."
+    )
 
 
 @contextmanager

@@ -150,7 +150,7 @@ class Observer:
         return [(Optimizer, "__init__", made), (autocast, "__enter__", entered)]
 
     def _around(self, frame: FrameType) -> tuple[Place | None, list[_Candidate]]:
-        outside = [one for one in _outwards(frame) if not is_below(one.f_code.co_filename)]
+        outside = [one for one in outwards(frame) if not is_below(one.f_code.co_filename)]
         frames = [one for one in outside if not _makes_optimizer(one)]
         self.in_trials |= any("optuna" in Path(one.f_code.co_filename).parts for one in outside)
         self.lines |= {one.f_lineno for one in frames if self._is_script(one.f_code.co_filename)}
@@ -229,7 +229,8 @@ class _Candidate:
     module: weakref.ref[Any]
 
 
-def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
+def outwards(frame: FrameType | None) -> Iterator[FrameType]:
+    """Yields a frame, who called it, and so on."""
     while frame is not None:
         yield frame
         frame = frame.f_back

@@ -14,8 +14,9 @@ from typing import Any
 import torch
 
 from snugfit import private_torch
+from snugfit.workloads.stored_weights import DTYPES
 
-_DTYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64", torch.bool: "BOOL"}
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 def write_without_values(config: Path, place: Path) -> bool:
@@ -34,7 +35,7 @@ def write_without_values(config: Path, place: Path) -> bool:
     for name, tensor in itertools.chain(model.named_parameters(), model.named_buffers()):
         if name in kept:
             begin, end = end, end + tensor.nbytes
-            rows[name] = {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
+            rows[name] = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
     header = json.dumps(rows).encode()
     with place.open("wb") as file:
         file.write(struct.pack("<Q", len(header)) + header)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
-import struct
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -18,13 +17,12 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
 
+import safetensors.torch
 import torch
 
 from snugfit.attributes import Change, replaced
 from snugfit.simulator.unfetched_models import write_without_values
 
-_NOTHING = struct.pack("<Q", 2) + b"{}"
-"""A file of safetensors that holds no tensor."""
 _told: list[_Told] = []
 """Who is told, of the context that is open: a library keeps the function that it imported in an earlier one."""
 
@@ -108,7 +106,7 @@ def _of_hub(repo_id: str, filename: str, *args: Any, **named: Any) -> Any:
             raise
         if of_timm:
             path = Path(tempfile.mkdtemp()) / filename
-            path.write_bytes(_NOTHING)
+            path.write_bytes(safetensors.torch.save({}))
         else:
             config = Path(hf_hub_download(repo_id, "config.json", *args, **named))
             path = config.parent / filename

@@ -11,13 +11,12 @@ import sys
 import weakref
 from collections import Counter
 from collections.abc import Iterator
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from snugfit.attributes import Change
 from snugfit.simulator.kept_results import LoaderPass
 from snugfit.simulator.script import EnoughSeen
-from snugfit.simulator.script_seen import is_below, is_own
+from snugfit.simulator.script_seen import is_below, is_own, outwards
 from snugfit.simulator.widest_samples import drawn_by, widest_batches
 
 if TYPE_CHECKING:
@@ -41,18 +40,22 @@ class WatchedLoaders:
         self.one_ahead = self.ended_early = False
         """Whether the last one that was begun was ended early, so that a batch may be to come that was asked for ahead; and
         whether one was at all."""
-        self.trained = False
-        """Whether batches of any were asked for where gradients are computed."""
         self.read_widths = False
         """Whether samples are read now to see how wide they are, and not to train."""
         self.passes: Counter[int] = Counter()
         """Passes through a data set since the last step."""
         self._trained_on: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._most_elements = 0
+        self._most_elements: int | None = None
+        """In a first batch of a loader that is trained on."""
         # By what draws: a sampler of its own, or the data set of which all is drawn.
         self._widest: weakref.WeakKeyDictionary[Any, dict[Any, tuple[list[list[int]], str]]] = (
             weakref.WeakKeyDictionary()
         )
+
+    @property
+    def trained(self) -> bool:
+        """Whether any was trained on."""
+        return self._most_elements is not None
 
     def ending_early(self) -> list[Change]:
         """Returns what makes loaders read in this process, give the widest batches and end when the steps were seen."""
@@ -83,7 +86,6 @@ class WatchedLoaders:
         from snugfit.private_torch import give_numbers
 
         self.one_ahead = False
-        self.trained |= trains()
         self.passes[id(loader.dataset)] += 1
         if self._watched.enough and self.passes[id(loader.dataset)] > MOST_PASSES:  # no step comes of so few batches
             raise EnoughSeen
@@ -115,7 +117,8 @@ class WatchedLoaders:
         """Notes the first batch of a loader, and whether it is larger than those of loaders before: images grow, say."""
         from snugfit.training.fallbacks import elements
 
-        before, count = self._most_elements, elements(batch)
+        count = elements(batch)
+        before = count if self._most_elements is None else self._most_elements
         if self._watched.steps and count > before * _GROWTH:
             self._watched.note(
                 f"batches grow from one loader to the next ({before} numbers in one, {count} in a later one): what is "
@@ -155,15 +158,14 @@ def trains() -> bool:
 
 def _asked_by_next() -> bool:
     """Returns whether a person's own code asks for a batch by `next`, which fails at an end where a loop goes on."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
+    for frame in outwards(sys._getframe(1)):
         file = frame.f_code.co_filename
-        if is_own(frame) and not is_below(file):
-            if _NEXT.search(linecache.getline(file, frame.f_lineno)):
-                return True
-            if not frame.f_code.co_flags & inspect.CO_GENERATOR:  # whose reader may ask so
-                return False
-        frame = frame.f_back
+        if is_below(file) or not is_own(frame):
+            continue
+        if _NEXT.search(linecache.getline(file, frame.f_lineno)):
+            return True
+        if not frame.f_code.co_flags & inspect.CO_GENERATOR:  # whose reader may ask so
+            return False
     return False
 
 

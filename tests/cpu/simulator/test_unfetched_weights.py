@@ -5,7 +5,7 @@ from own_scripts import estimated, written
 from transformers import GPT2Config, GPT2LMHeadModel
 
 HAND = """
-import os, torch, torchvision, timm
+import torch, torchvision, timm
 torch.hub.set_dir("nowhere")
 model = MODEL.cuda()
 optimizer = torch.optim.AdamW(model.parameters())
@@ -13,7 +13,6 @@ for _ in range(3):
     model(torch.randn(2, 3, 224, 224, device="cuda")).sum().backward()
     optimizer.step()
     optimizer.zero_grad()
-
 """
 OF_HUB = "torch.hub.load_state_dict_from_url('https://127.0.0.1/own.pth')"
 
