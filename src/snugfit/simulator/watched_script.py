@@ -19,6 +19,7 @@ from snugfit.errors import InputError
 from snugfit.simulator.averaged_models import AveragedModels
 from snugfit.simulator.compiled_code import compiled_from, is_traced
 from snugfit.simulator.early_ends import early_ends
+from snugfit.simulator.named_inputs import NamedInputs
 from snugfit.simulator.script import EnoughSeen
 from snugfit.simulator.script_seen import Observer
 from snugfit.simulator.trained_models import trained_models
@@ -234,16 +235,15 @@ class WatchedScript:
         if inputs or self.batch_shape:
             self.batch_shape = self.batch_shape or shape_in_words([inputs])  # where none is trained on by position
             return
+        module.register_forward_pre_hook(NamedInputs(self._named), with_kwargs=True)
 
-        def called(_: Any, __: Any, by_name: Any) -> None:  # which hooks of all modules are not told
-            if is_traced():
-                return
-            if trains():  # it may generate texts before
-                hook.remove()
-                self._takes(module, by_name)
-            self.batch_shape = self.batch_shape or shape_in_words([by_name])
+    def _named(self, module: torch.nn.Module, by_name: Any) -> None:
+        """Takes down inputs that a model is given by name."""
+        from snugfit.simulator.batches import shape_in_words
 
-        hook = module.register_forward_pre_hook(called, with_kwargs=True)  # until it trains
+        if trains():  # it may generate texts before
+            self._takes(module, by_name)
+        self.batch_shape = self.batch_shape or shape_in_words([by_name])
 
     def _before_step(self, optimizer: Any, *_: Any) -> None:
         waits = self.averages.waits(enough=self.steps >= MOST_STEPS, note=self.note)

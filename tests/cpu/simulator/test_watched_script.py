@@ -111,3 +111,24 @@ for length in range(1, 9):
 """
     _, estimate, err = estimated(capsys, written(tmp_path, TRAINS + episodes))
     assert estimate is not None and "the steps called the model 1, 2, 3 times" in estimate["answered"][-1], err
+
+
+def test_the_largest_batch_that_is_given_by_name_is_told_of_a_model_that_is_pickled_whole(tmp_path, capsys):
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import pickle, torch\n"
+        "class Net(torch.nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.body = torch.nn.Linear(32, 8)\n"
+        "    def forward(self, features):\n"
+        "        return self.body(features)\n"
+        "model = Net()\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "for size in (16, 64, 48):\n"
+        "    model(features=torch.randn(size, 32)).sum().backward()\n"
+        "    optimizer.step()\n"
+        "    pickle.loads(pickle.dumps(model))(features=torch.randn(80, 32)).sum().backward()\n"
+    )
+    _, found, err = estimated(capsys, script, device="cpu")
+    assert found is not None and found["batch_shape"] == "64 x 32", err
