@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from snugfit.installed import is_installed
 from snugfit.private_torch import PLAIN_DISPATCH, TorchDispatchMode, current_mode, current_node
 from snugfit.recorder.module_path import ModulePath
 from snugfit.techniques.batches import tensors_of
@@ -161,7 +162,7 @@ class SurvivorWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         library = ""
         while frame is not None:
             path = frame.f_code.co_filename
-            installed = "/site-packages/" in path or "/dist-packages/" in path
+            installed = is_installed(path)
             if not installed and not path.startswith((_STANDARD, _OURS, "<")):
                 return f"{path}:{frame.f_lineno}"
             if frame in self._around:

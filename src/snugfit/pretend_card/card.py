@@ -22,7 +22,7 @@ from snugfit.pretend_card.memory import CardMemory
 from snugfit.pretend_card.ranks import CardRanks
 from snugfit.pretend_card.streams import Streams
 from snugfit.pretend_card.values import arguments, work_of
-from snugfit.private_torch import backward_in_place, collectives, python_backend
+from snugfit.private_torch import collectives, python_backend
 from snugfit.private_torch.fake_tensors import FAKES, FakeTensor
 from snugfit.recorder.fake_calls import LIFT
 from snugfit.recorder.rank_operators import NOT_OF_RANKS
@@ -32,7 +32,6 @@ from snugfit.values.read_values import ReadValues
 
 _aten = torch.ops.aten
 _copy, _to_copy = _aten.copy_.default, _aten._to_copy.default
-_add, _add_ = _aten.add.Tensor, _aten.add_.Tensor
 _device = torch.ops.prim.device.default
 _set_swaps = torch.__future__.set_swap_module_params_on_conversion
 _POISON = 0xFF
@@ -140,8 +139,6 @@ class PretendCard(Recorder):  # type: ignore[no-untyped-call]
         found = self._of_ranks(func, types, args, kwargs)
         if found is not NOT_OF_RANKS:
             return found
-        if func is _add and backward_in_place.summed_in_place(args):
-            func = _add_  # asked here, because it looks at who called the mode, which for the recorder is this method
         tensors = tensors_in((*args, *kwargs.values()))
         ours = [type(tensor) in FAKES for tensor in tensors]
         device = kwargs.get("device")

@@ -15,6 +15,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -38,9 +40,20 @@ _HELD = {_aten.mul.Tensor: 5}
 """Operator -> the most references to a tensor that a formula has made, as a dispatch mode sees them; one that was saved for
 backward, such as the loss's weights of classes, has more."""
 
+_BETWEEN = frozenset(
+    {__file__, *(str(Path(torch.__file__).parent / one) for one in ("_compile.py", "_dynamo/eval_frame.py"))}
+)
+"""Files of functions between backward and a mode: these here, and those that keep compilers out of modes."""
 _ALONE = (4, 2)
 """Counts of references to a tensor, and to its storage, that nobody but the autograd engine holds, as a dispatch mode sees
 them."""
+
+
+def as_unwatched(func: Any, args: Sequence[Any]) -> Any:
+    """Returns the operator that backward takes where no mode looks on; asked by a dispatch mode, and mostly the same."""
+    if func is _aten.add.Tensor and summed_in_place(args):
+        return _aten.add_.Tensor
+    return in_place_of(func, args)
 
 
 def in_place_of(func: Any, args: Sequence[Any]) -> Any:
@@ -51,7 +64,7 @@ def in_place_of(func: Any, args: Sequence[Any]) -> Any:
     node = current_node()
     if node is None or not node.name().startswith(found[1]):
         return func
-    if sys._getframe(2).f_code.co_name != "_engine_run_backward":  # a Python kernel or hook inside of backward
+    if not _asked_by_the_engine():
         return func
     target = args[0]
     # Somebody else holds the tensor or its storage: a real run would not write into it either.
@@ -73,7 +86,7 @@ def summed_in_place(args: Sequence[Any]) -> bool:
     """
     if torch._C._current_graph_task_id() == -1 or len(args) != 2:
         return False
-    if sys._getframe(2).f_code.co_name != "_engine_run_backward":  # a Python kernel or hook inside of backward
+    if not _asked_by_the_engine():
         return False
     total, share = args
     if type(total) is not type(share) or type(total) not in (FakeTensor, torch.Tensor):
@@ -82,6 +95,14 @@ def summed_in_place(args: Sequence[Any]) -> bool:
         return False
     counts = total._use_count(), torch._C._storage_Use_Count(total.untyped_storage()._cdata)
     return counts == _ALONE and _is_dense(total)
+
+
+def _asked_by_the_engine() -> bool:
+    """Whether the mode that asks was called by backward itself, and not by a Python kernel or hook inside of it."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and (frame.f_code.co_name == "__torch_dispatch__" or frame.f_code.co_filename in _BETWEEN):
+        frame = frame.f_back  # of modes, and of what they derive from
+    return frame is not None and frame.f_code.co_name == "_engine_run_backward"
 
 
 def check_summed_in_place() -> None:

@@ -25,6 +25,7 @@ from snugfit import private_torch
 from snugfit.attributes import attributes_set, replaced
 from snugfit.device_kinds import CUDA
 from snugfit.private_torch import TorchDispatchMode, current_mode, current_node, on_storage_resize
+from snugfit.private_torch.backward_in_place import as_unwatched
 from snugfit.private_torch.fake_tensors import in_fake_mode
 from snugfit.profiler.in_allocator import with_those_in_allocator
 from snugfit.profiler.ledger import MADE_ELSEWHERE, ProfileLedger, plain_tensors
@@ -142,10 +143,10 @@ class ProfileRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not all(kind.__torch_dispatch__ is private_torch.PLAIN_DISPATCH for kind in types):  # type: ignore[attr-defined]
             return NotImplemented  # a tensor made of tensors: its parts come by on their own
         module = self._where()
-        phase, name = self._phase, str(func)
+        phase, name, unwatched = self._phase, str(func), as_unwatched(func, args)
         for tensor in plain_tensors((*args, *kwargs.values())):
             self._ledger.see(tensor, operator=MADE_ELSEWHERE, module="", phase=phase, stream=0)
-        result = func(*args, **kwargs)
+        result = unwatched(*args, **kwargs)
         for tensor in plain_tensors((result,)):
             if tensor.device.type == CUDA and self.device_index is None:
                 self._move_to_cuda(tensor.device)

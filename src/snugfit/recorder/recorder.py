@@ -21,8 +21,8 @@ from snugfit.fake_device import attention_kernels, multihead_kernels, own_kernel
 from snugfit.fake_device.accelerator import backend, of_any_accelerator
 from snugfit.fake_device.personality import DEVICE_TYPE, Personality
 from snugfit.operators import cpu_operators
-from snugfit.private_torch import DirectMode, backward_in_place, collectives, dispatcher, fake_tensors
-from snugfit.private_torch.backward_in_place import in_place_of
+from snugfit.private_torch import DirectMode, collectives, dispatcher, fake_tensors
+from snugfit.private_torch.backward_in_place import as_unwatched
 from snugfit.private_torch.fake_tensors import FAKES
 from snugfit.private_torch.library_classes import SEEN_AS, as_library, as_plain, of_library
 from snugfit.recorder import dispatch_plan
@@ -47,7 +47,6 @@ from snugfit.values.known_values import follow, restart_draws
 from snugfit.values.read_values import ReadValues
 
 _aten = torch.ops.aten
-_add, _add_ = _aten.add.Tensor, _aten.add_.Tensor
 _device = torch.ops.prim.device.default
 _item = _aten._local_scalar_dense.default
 _OF_OTHERS: dict[Any, Callable[..., Any]] = {
@@ -215,10 +214,7 @@ class Recorder(RankOperators, NewOperators, DirectMode):
             return args[0].device
         if func is _item and type(args[0]) not in FAKES:
             return func(*args)
-        if func is _add and backward_in_place.summed_in_place(args):
-            func = _add_
-        else:
-            func = in_place_of(func, args)
+        func = as_unwatched(func, args)
         kwargs = kwargs or {}
         module = self._moment.module()
         if self._captured.unused:

@@ -13,6 +13,7 @@ from typing import Any
 
 from snugfit import workers
 from snugfit.errors import CannotSimulateError, InputError, SnugfitError, in_words
+from snugfit.installed import is_installed
 from snugfit.simulator.harmless import NOT_DONE, NOT_SENT
 from snugfit.simulator.launched import STARTED_BY_TORCHRUN, VARIABLES
 from snugfit.simulator.script import EnoughSeen, Program, as_main, exit_code, print_error
@@ -43,6 +44,14 @@ def run_watched(
         watched.ended_at = [frame.lineno for frame in frames if frame.filename == str(path) and frame.lineno]
     except SystemExit as end:
         code = exit_code(end)
+    except CannotSimulateError as error:
+        if watched.steps < STEPS:
+            raise
+        watched.notes.append(
+            f"{path} was not followed to its end: {error} What it does from there on, behind the steps that are estimated, "
+            "is not part of the estimate."
+        )
+        return
     except SnugfitError:
         raise
     except Exception as error:
@@ -76,7 +85,7 @@ def _advice(error: Exception, program: Program) -> tuple[str, str]:
     what = str(error)
     library = (getattr(error, "name", None) or "").partition(".")[0]
     loaded = sys.modules.get(library)
-    if isinstance(error, ImportError) and "site-packages" in (getattr(loaded, "__file__", None) or ""):
+    if isinstance(error, ImportError) and is_installed(getattr(loaded, "__file__", None) or ""):
         version = getattr(loaded, "__version__", "")
         return what, f"It is written for another version of {library} than the one that is installed ({version})."
     if isinstance(error, ModuleNotFoundError):

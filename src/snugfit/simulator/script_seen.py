@@ -14,6 +14,7 @@ from types import FrameType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from snugfit.attributes import Change
+from snugfit.installed import is_installed
 from snugfit.recording.recording import Recording
 from snugfit.simulator.trained_models import trained_models, weights_of_module
 
@@ -286,5 +287,5 @@ def is_below(file: str) -> bool:
 def is_own(frame: FrameType) -> bool:
     """Whether code is neither Python's nor an installed library's."""
     file = frame.f_code.co_filename
-    libraries = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-    return not file.startswith(("<", *libraries))
+    python = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib")}
+    return not is_installed(file) and not file.startswith(("<", *python))

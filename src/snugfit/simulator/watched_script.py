@@ -180,12 +180,12 @@ class WatchedScript:
         if is_traced():
             return
         recorder = self.recorder
-        if recorder is None or recorder.modules.stack or self.loaders.read_widths:
+        if recorder is None or recorder.modules.stack or self.loaders.read_widths or self._in_backward:
             return
         module = compiled_from(module)
         if next(module.parameters(), None) is None:  # a loss function, say, or a transform of a data set
             return
-        if self._for_plan and not self._in_forward and not self._in_backward and trains():
+        if self._for_plan and not self._in_forward and trains():
             self._in_forward = True
             recorder.on_phase("forward", True)
         self._calls += 1

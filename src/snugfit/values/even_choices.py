@@ -24,6 +24,11 @@ OPERATORS = frozenset({*_CHOOSE, *_EQUAL, _any, _aten._to_copy.default})
 """Operators that `share_of` is to see."""
 
 
+def chosen_of(tensor: torch.Tensor) -> int | None:
+    """Returns from how many each number of a tensor was chosen, None where that is not known; of what is true or not, 2."""
+    return 2 if tensor.dtype == torch.bool else getattr(tensor.untyped_storage(), _OF, None)
+
+
 def share_of(func: Any, args: Sequence[Any], copies: Sequence[torch.Tensor], known: float | None) -> float | None:
     """Returns the share of an operator's result that is true, where it asks which of several was chosen.
 

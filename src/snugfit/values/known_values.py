@@ -208,6 +208,12 @@ def _deterministic(func: Any) -> bool:
     return func.namespace in ("aten", "prims") and not drawn and func._opname not in _NOT_WRITTEN
 
 
+@functools.cache
+def _sizes_itself(func: Any) -> bool:
+    """Whether the values of an operator's arguments decide how large its result is; indices are no masks by then."""
+    return torch.Tag.dynamic_output_shape in func.tags and func is not torch.ops.aten.index.Tensor
+
+
 def _note(tensor: torch.Tensor, made: Made, written: bool = False) -> None:
     """Notes how a tensor was made; `written`: by a write that is counted afterwards."""
     storage, writes = _writes_of(tensor)
@@ -270,6 +276,10 @@ def _steps_to(given: Any) -> tuple[int, bool]:
 def _work_out(made: Made, done: dict[Any, Any], stance: Stance) -> Any:
     if made.func is None:
         return made.args
+    if (
+        stance != "drawn" and made.random and _sizes_itself(made.func)
+    ):  # of other numbers, shapes behind it would not agree
+        stance, done = "drawn", done.setdefault("drawn", {})
     key = id(made) if made.index is None else (id(made.args), made.func)
     if key not in done:
         args = _real(made.args, done, stance)

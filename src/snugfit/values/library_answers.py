@@ -20,6 +20,7 @@
   filled when a model is built. A model that travelled here was built elsewhere, so it is asked for what it says itself.
   Source: `transformers/utils/output_capturing.py`, _CanRecordRegistry.
 - *LBFGS.* How long it goes on: `line_search.py`.
+- *Metrics of torchmetrics*: `metrics_answers.py`.
 - *Packed sequences of torch.* How long they are: `packed_sequences.py`.
 - *Arguments of distributions.* torch.distributions looks whether parameters and samples are valid. They are taken to be.
   Source: `torch/distributions/distribution.py`, Distribution.__init__ and _validate_sample.
@@ -44,6 +45,7 @@ from torch.nn import SyncBatchNorm
 from snugfit.attributes import Change
 from snugfit.private_torch.fake_tensors import FakeTensor
 from snugfit.values.line_search import lbfgs_goes_on
+from snugfit.values.metrics_answers import metrics_answers
 from snugfit.values.packed_sequences import packed_sequences
 from snugfit.values.read_values import ReadValues
 
@@ -70,6 +72,7 @@ def library_answers(values: ReadValues, answered: Answered) -> list[Change]:
         *(change for loss in losses for change in _wrapped(loss, "linear_sum_assignment", _matched, answered)),
         *(change for loss in losses for change in _wrapped(loss, "generalized_box_iou", _in_order, values)),
         *_recorded_outputs(),
+        *metrics_answers(answered),
         *lbfgs_goes_on(values, answered),
         *packed_sequences(answered),
         (Distribution, "__init__", _holding(VALID, Distribution.__init__, values)),

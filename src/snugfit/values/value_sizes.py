@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 DRAWN = "sizes that random numbers decide are those of numbers that were drawn once"
 NO_ZEROS = "real numbers were taken not to be zero (nonzero)"
+ALL_CHOSEN = "of what topk or argmax chooses from, all were taken to be chosen (unique)"
 ALL_BOXES = "of boxes that overlap (nms), all were taken to be kept"
 
 
@@ -51,7 +52,11 @@ class ValueSizes:
             dim = args[1] % source.dim() if "dim" in name and args[1] is not None else None
             elements = source.numel() if dim is None else source.shape[dim]
             values = self._drawn(source)
-            number = self._distinct(elements, operator, module) if values is None else _differing(values, name, dim)
+            number = (
+                _differing(values, name, dim)
+                if values is not None
+                else self._distinct(source, elements, operator, module)
+            )
             kept = (number,) if dim is None else (*source.shape[:dim], number, *source.shape[dim + 1 :])
             whole = tuple(source.shape) if dim is None else (elements,)
             return lambda empty: (
@@ -94,8 +99,12 @@ class ValueSizes:
             share = self._share("nonzero", operator, module)
         return round(share * tensor.numel())
 
-    def _distinct(self, elements: int, operator: str, module: str) -> int:
-        """How many different values are among `elements`."""
+    def _distinct(self, source: torch.Tensor, elements: int, operator: str, module: str) -> int:
+        """How many different values are among `elements` of a tensor."""
+        most = even_choices.chosen_of(source)
+        if most is not None and source.numel() == elements and self._values.assumptions.unique is None:
+            self._values.answered.add(ALL_CHOSEN)
+            return min(elements, most)
         return min(elements, max(1, round(self._share("unique", operator, module) * elements))) if elements else 0
 
     def _total(self, tensor: torch.Tensor, operator: str, module: str) -> int:

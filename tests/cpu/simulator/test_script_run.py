@@ -99,3 +99,13 @@ def test_the_traceback_goes_to_what_stands_in_for_stderr(tmp_path, capsys):
     """
     code, _, err = estimated(capsys, written(tmp_path, logger))
     assert code == 2 and "ValueError: no data" in err.splitlines()[-1]
+
+
+def test_what_asks_for_values_behind_the_steps_is_told_and_the_steps_are_estimated(tmp_path, capsys):
+    asks = "print(len(model(torch.randn(8, 32, device=device)).unique()))\n"
+    few = LOOP.replace("range(50)", "range(1)")
+    path = written(tmp_path, TRAINS + few + asks)
+    _, found, err = estimated(capsys, path)
+    _, whole, _ = estimated(capsys, written(tmp_path, TRAINS + few, "alone.py"))
+    assert f"{path} was not followed to its end: aten._unique2" in err and "--assume unique" in err
+    assert found["peak_allocated_bytes"] == whole["peak_allocated_bytes"]

@@ -193,3 +193,37 @@ def test_batches_that_grow_with_each_loader_are_told(tmp_path, capsys):
     assert code == 0 and "batches grow from one loader to the next (2048 numbers in one, 8192 in a later one)" in err
     _, _, silent = estimated(capsys, written(tmp_path, TRAINS + GROWS.replace("(4, 16, 64)", "(16, 16, 4)")))
     assert "batches grow" not in silent
+
+
+ELSEWHERE = """
+import sys
+sys.path.insert(0, "elsewhere/site-packages")
+from ahead import ahead
+data = torch.utils.data.TensorDataset(torch.randn(6400, 32))
+for epoch in range(9):
+    for (x,) in ahead(torch.utils.data.DataLoader(data, batch_size=64)):
+        loss = model(x.to(device)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    torch.zeros(2**26, device=device)
+"""
+AHEAD = """
+def ahead(loader):
+    batches = iter(loader)
+    batch = next(batches, None)
+    while batch is not None:
+        yield batch
+        batch = next(batches, None)
+"""
+
+
+def test_a_library_that_asks_by_next_is_one_wherever_it_is_installed(tmp_path, capsys, monkeypatch):
+    """accelerate does; what Colab, Debian or a user's folder have is in no folder of this Python."""
+    folder = tmp_path / "elsewhere" / "site-packages"
+    folder.mkdir(parents=True)
+    (folder / "ahead.py").write_text(AHEAD)
+    monkeypatch.chdir(tmp_path)
+    _, found, err = estimated(capsys, written(tmp_path, TRAINS + ELSEWHERE))
+    assert found is not None, err
+    assert found["peak_allocated_bytes"] > 2**28  # behind the first epoch
