@@ -7,7 +7,7 @@ from snugfit.private_torch import backward_in_place
 
 
 def test_a_formula_of_a_gradient_is_seen_as_torch_runs_it():
-    """as_unwatched, in_place_of: what a dispatch mode is shown inside of backward, and that it is the formula's own tensor."""
+    """as_unwatched, in_place_of: what a mode is shown inside of backward, and that it is the formula's own tensor."""
     from snugfit.private_torch.backward_in_place import in_place_of
 
     aten, seen = torch.ops.aten, []
