@@ -16,6 +16,7 @@ from snugfit.errors import CannotSimulateError, InputError, SnugfitError, in_wor
 from snugfit.installed import is_installed
 from snugfit.simulator.harmless import NOT_DONE, NOT_SENT
 from snugfit.simulator.launched import STARTED_BY_TORCHRUN, VARIABLES
+from snugfit.simulator.notebook_script import Shell
 from snugfit.simulator.script import EnoughSeen, Program, as_main, exit_code, print_error
 from snugfit.simulator.watched_script import STEPS, WatchedScript
 from snugfit.workers.failures import line_of
@@ -37,8 +38,14 @@ def run_watched(
     path, code = program.path, 0
     try:
         with as_main(program, arguments), _main_module(program) as names:
-            text = changed.get(str(path))
-            exec(rewritten(path.read_bytes() if text is None else text, str(path)), names)
+
+            def run(text: str | bytes) -> None:
+                exec(rewritten(text, str(path)), names)
+
+            text = changed.get(str(path)) or path.read_bytes()
+            if "get_ipython()" in str(text):  # saved from a notebook
+                names["get_ipython"] = lambda: Shell(run)
+            run(text)
     except EnoughSeen as end:
         frames = traceback.extract_tb(end.__traceback__)
         watched.ended_at = [frame.lineno for frame in frames if frame.filename == str(path) and frame.lineno]

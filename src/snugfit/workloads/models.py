@@ -189,7 +189,10 @@ def _maker(
     if not colon and Path(spec).is_dir():
         hint = f"it is a folder: with a config.json of transformers it is 'hf:{spec}'. "
     elif not colon and spec.endswith(".ipynb"):
-        hint = "a notebook's cell is estimated in it, by %%estimate behind %load_ext snugfit. "
+        hint = (
+            "a notebook is estimated as a script (jupyter nbconvert --to script), a cell of it by %%estimate behind "
+            "%load_ext snugfit. "
+        )
     elif not colon and Path(spec).exists():
         hint = "it is a file, and no model. "
     raise InputError(f"model {spec!r} is not understood; {hint}{'Write' if hint else 'write'} {FORMS}.")

@@ -109,3 +109,16 @@ def test_what_asks_for_values_behind_the_steps_is_told_and_the_steps_are_estimat
     _, whole, _ = estimated(capsys, written(tmp_path, TRAINS + few, "alone.py"))
     assert f"{path} was not followed to its end: aten._unique2" in err and "--assume unique" in err
     assert found["peak_allocated_bytes"] == whole["peak_allocated_bytes"]
+
+
+def test_a_notebook_that_was_saved_as_a_script_runs_its_timed_cells_and_no_other_magics(tmp_path, capsys):
+    begins = (
+        "get_ipython().system('pip install timm')\nget_ipython().run_line_magic('matplotlib', 'inline')\n"
+        "files = get_ipython().getoutput('ls')\nget_ipython().run_line_magic('time', 'size = 64')\n"
+        "get_ipython().run_cell_magic('writefile', 'made.py', 'no code')\n"
+    )
+    cell = f"get_ipython().run_cell_magic('time', '', {LOOP.replace('batch_size=64', 'batch_size=size')!r})\n"
+    _, found, err = estimated(capsys, written(tmp_path, TRAINS + begins + cell))
+    _, plain, _ = estimated(capsys, written(tmp_path, TRAINS + LOOP, "plain.py"))
+    assert found is not None, err
+    assert found["peak_allocated_bytes"] == plain["peak_allocated_bytes"]
