@@ -25,6 +25,7 @@ from snugfit.simulator.estimate import DeviceArgument, cards_of, estimated
 from snugfit.simulator.fresh_workers import imported_since
 from snugfit.simulator.later_optimizers import later_optimizers
 from snugfit.simulator.launched import Launch
+from snugfit.simulator.periodic_branches import PeriodicBranches
 from snugfit.simulator.prediction import Estimate
 from snugfit.simulator.record_watched import record_watched
 from snugfit.simulator.script import Program, check_script
@@ -32,7 +33,7 @@ from snugfit.simulator.script_run import run_watched
 from snugfit.simulator.script_seen import ScriptRecording
 from snugfit.simulator.script_text import read_text
 from snugfit.simulator.thawed_later import thawed_later
-from snugfit.simulator.watched_script import WatchedScript
+from snugfit.simulator.watched_script import STEPS, WatchedScript
 from snugfit.units import format_count
 from snugfit.values.assumptions import AssumeArgument, Assumptions, assumptions_from
 from snugfit.workload import Workload
@@ -114,7 +115,7 @@ def record_script(
     `compiles`: whether `torch.compile` compiles, for fake tensors and without a word; otherwise it is left out.
     `gpus`, `nodes`: as of `estimate_script`.
     """
-    from snugfit.fake_device.says_cuda import other_text
+    from snugfit.fake_device.rewritten_code import other_text
 
     path = program.path
     watched, before = WatchedScript(path, for_plan=for_plan), set(sys.modules)
@@ -122,7 +123,8 @@ def record_script(
     watched.observer.put_on = put_on
 
     def run(recorder: Any) -> None:
-        with other_text(changed or {}), launch.begun(recorder):
+        branches = PeriodicBranches(watched, STEPS)
+        with other_text(changed or {}), branches.taken(), launch.begun(recorder):
             run_watched(watched, program, arguments, changed or {}, recorder)
 
     with ExitStack() as around:

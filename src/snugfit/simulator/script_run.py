@@ -32,7 +32,7 @@ def run_watched(
 
     `changed`: file -> text that is run in its place.
     """
-    from snugfit.fake_device.says_cuda import rewritten
+    from snugfit.fake_device.rewritten_code import rewritten
 
     watched.recorder = recorder
     path, code = program.path, 0

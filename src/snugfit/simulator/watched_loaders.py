@@ -10,7 +10,7 @@ import re
 import sys
 import weakref
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from snugfit.attributes import Change
@@ -42,6 +42,8 @@ class WatchedLoaders:
         whether one was at all."""
         self.read_widths = False
         """Whether samples are read now to see how wide they are, and not to train."""
+        self.branch_waits: Callable[[], bool] = lambda: False
+        """Whether a branch that is taken every so many steps is due, and stands before the step."""
         self.passes: Counter[int] = Counter()
         """Passes through a data set since the last step."""
         self._trained_on: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -98,7 +100,7 @@ class WatchedLoaders:
 
     def _pass_through(self, loader: Any, batches: Any, may_end: bool = False) -> Iterator[Any]:
         watched = self._watched
-        begun = watched.enough
+        begun, goes_on = watched.enough, False
         seen = None if watched.recorder is None else LoaderPass(loader, watched.recorder)
         for number, batch in enumerate(batches):
             if not number and trains() and loader not in self._trained_on:
@@ -106,7 +108,9 @@ class WatchedLoaders:
             ends = may_end and number >= BATCHES and (begun or watched.enough or not trains())
             if ends and not (seen is not None and seen.goes_on()) and not _asked_by_next():
                 self.one_ahead = self.ended_early = True
-                break
+                if goes_on or not self.branch_waits():
+                    break
+                goes_on = True  # the step of that batch is left out, as it is of one that was asked for ahead
             yield batch
             if seen is not None:
                 seen.processed(batch, watched.steps)
