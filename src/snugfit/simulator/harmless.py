@@ -10,7 +10,6 @@ from __future__ import annotations
 import builtins
 import bz2
 import io
-import multiprocessing.context
 import multiprocessing.process
 import os
 import shutil
@@ -20,13 +19,13 @@ import tarfile
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any, NoReturn
 
 from snugfit.attributes import Change, replaced
 from snugfit.errors import CannotSimulateError
 from snugfit.simulator.started_programs import only_reads, programs
+from snugfit.simulator.thread_pools import thread_pools
 
 _QUIET = {
     "WANDB_MODE": "disabled", "COMET_MODE": "DISABLED", "NEPTUNE_MODE": "debug",
@@ -221,19 +220,11 @@ def _refusals() -> list[Change]:
             "of them trains, say how many cards there are (--gpus N before the script), and the first is looked at."
         )
 
-    def threads(*given: Any, **named: Any) -> ThreadPool:
-        return ThreadPool(*given[:3], **{name: named[name] for name in _OF_POOLS if name in named})
-
     return [
         (multiprocessing.process.BaseProcess, "start", start),
-        (multiprocessing, "Pool", threads),
-        (multiprocessing.context.BaseContext, "Pool", lambda _, *given, **named: threads(*given, **named)),
+        *thread_pools(),
         (sys, "stdin", _NoInput()),
     ]
-
-
-_OF_POOLS = ("processes", "initializer", "initargs")
-"""What a pool of threads takes; one of processes prepares data, and threads do it as well."""
 
 
 _hooked = False
