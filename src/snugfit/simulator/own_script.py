@@ -33,7 +33,7 @@ from snugfit.simulator.script_run import run_watched
 from snugfit.simulator.script_seen import ScriptRecording
 from snugfit.simulator.script_text import read_text
 from snugfit.simulator.thawed_later import thawed_later
-from snugfit.simulator.watched_script import STEPS, WatchedScript
+from snugfit.simulator.watched_script import WatchedScript
 from snugfit.units import format_count
 from snugfit.values.assumptions import AssumeArgument, Assumptions, assumptions_from
 from snugfit.workload import Workload
@@ -123,8 +123,7 @@ def record_script(
     watched.observer.put_on = put_on
 
     def run(recorder: Any) -> None:
-        branches = PeriodicBranches(watched, STEPS)
-        with other_text(changed or {}), branches.taken(), launch.begun(recorder):
+        with PeriodicBranches(watched).taken(), other_text(changed or {}), launch.begun(recorder):
             run_watched(watched, program, arguments, changed or {}, recorder)
 
     with ExitStack() as around:

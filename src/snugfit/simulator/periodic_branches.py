@@ -1,7 +1,7 @@
 """What a loop of a person's own does every so many steps (`if step % 500 == 0: evaluate()`), which three steps do not reach.
 
-Behind the third step such a branch is taken once, if it was not taken behind another: in code around the steps, by a test of
-`%` on what is counted up there. Branches that leave the loop stay as they are.
+Behind the steps that are looked at such a branch is taken once, if it was not taken behind another: in code around the steps,
+by a test of `%` on what is counted up there. Branches that leave the loop stay as they are.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _LEAVES = (ast.Break, ast.Continue, ast.Raise, ast.Return)
 class PeriodicBranches(ast.NodeTransformer):
     """The branches of one script and its own modules."""
 
-    def __init__(self, watched: WatchedScript, enough_steps: int) -> None:
-        """`enough_steps`: steps after which a branch is due."""
-        self._watched, self._enough = watched, enough_steps
+    def __init__(self, watched: WatchedScript) -> None:
+        """Has seen none of a script that is watched."""
+        self._watched = watched
         self._stepping: set[CodeType] = set()
         self._seen: set[tuple[str, int]] = set()
         """Files and lines of those that were taken behind a step, when there is optimizer state."""
@@ -63,10 +63,9 @@ class PeriodicBranches(ast.NodeTransformer):
             return value
         frame = sys._getframe(1)
         place = frame.f_code.co_filename, frame.f_lineno
-        steps = self._watched.steps
         if place in self._seen or not self._is_around_steps(frame):
             return value
-        if steps >= self._enough or (value and steps):
+        if self._watched.enough or (value and self._watched.steps):
             self._seen.add(place)
             self._waiting.discard(place)
             return True
