@@ -1,7 +1,7 @@
 """What a loop of a person's own does every so many steps (`if step % 500 == 0: evaluate()`), which three steps do not reach.
 
-Behind the steps that are looked at such a branch is taken once, if it was not taken behind another: in code around the steps,
-by a test of `%` on what is counted up there. Branches that leave the loop stay as they are.
+Behind the steps that are looked at such a branch is taken once, if it was not taken behind another: in code around the
+steps, by a test of `%` on what is counted up there. Branches that leave the loop stay as they are.
 """
 
 from __future__ import annotations
