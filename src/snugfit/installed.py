@@ -5,4 +5,4 @@ from __future__ import annotations
 
 def is_installed(file: str) -> bool:
     """Whether a source file lies among a Python's libraries: its own, a user's, Debian's, or those of another one."""
-    return "/site-packages/" in file or "/dist-packages/" in file
+    return "site-packages" in file or "dist-packages" in file

@@ -276,10 +276,8 @@ def _steps_to(given: Any) -> tuple[int, bool]:
 def _work_out(made: Made, done: dict[Any, Any], stance: Stance) -> Any:
     if made.func is None:
         return made.args
-    if (
-        stance != "drawn" and made.random and _sizes_itself(made.func)
-    ):  # of other numbers, shapes behind it would not agree
-        stance, done = "drawn", done.setdefault("drawn", {})
+    if stance != "drawn" and made.random and _sizes_itself(made.func):
+        stance, done = "drawn", done.setdefault("drawn", {})  # of other numbers, shapes behind it would not agree
     key = id(made) if made.index is None else (id(made.args), made.func)
     if key not in done:
         args = _real(made.args, done, stance)
