@@ -1,7 +1,7 @@
 """What a loop of a person's own does every so many steps (`if step % 500 == 0: evaluate()`), which three steps do not reach.
 
 Behind the steps that are looked at such a branch is taken once, if it was not taken behind another: in code around the
-steps, by a test of `%` on what is counted up there. Branches that leave the loop stay as they are.
+steps, by a test of `%` on what is counted up there. What leaves the loop then is not, and what leaves it else goes on.
 """
 
 from __future__ import annotations
@@ -92,11 +92,19 @@ class PeriodicBranches(ast.NodeTransformer):
         return self.generic_visit(node)
 
     def visit_If(self, node: ast.If) -> ast.AST:
-        """Asks us where the test of a branch is one of `%` on what is counted."""
+        """Asks us where the test of a branch is one of `%` on what is counted; what leaves the loop is to leave it less."""
         self.generic_visit(node)
-        if not any(isinstance(one, _LEAVES) for part in node.body for one in ast.walk(part)):
-            node.test = _Tests(self._is_counted).visit(node.test)
+        leaves = any(isinstance(one, _LEAVES) for part in node.body for one in ast.walk(part))
+        node.test = _Tests(self._is_counted, ast.NotEq if leaves else ast.Eq).visit(node.test)
         return node
+
+    def _visit_value(self, node: Any) -> Any:
+        """The same for a test that is kept, or returned: `due = step % 500 == 0`."""
+        if node.value is not None:
+            node.value = _Tests(self._is_counted, ast.Eq).visit(node.value)
+        return node
+
+    visit_Assign = visit_Return = _visit_value
 
     def _is_counted(self, value: ast.expr) -> bool:
         computed = any(isinstance(one, ast.Call | ast.Subscript) for one in ast.walk(value))  # of a batch, say
@@ -104,20 +112,26 @@ class PeriodicBranches(ast.NodeTransformer):
 
 
 class _Tests(ast.NodeTransformer):
-    """Puts a call around `counter % n == m` and `not counter % n`, wherever they stand in a test."""
+    """Puts a call around `counter % n == m` and `not counter % n`, or one that is denied around `counter % n != m`."""
 
-    def __init__(self, is_counted: Callable[[ast.expr], bool]) -> None:
-        self._is_counted = is_counted
+    def __init__(self, is_counted: Callable[[ast.expr], bool], compared: type[ast.cmpop]) -> None:
+        """`compared`: by which of the two."""
+        self._is_counted, self._compared = is_counted, compared
 
     def _is_rest(self, node: ast.expr) -> bool:
         return isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod) and self._is_counted(node.left)
 
     def visit_Compare(self, node: ast.Compare) -> ast.AST:
-        equal = len(node.ops) == 1 and isinstance(node.ops[0], ast.Eq)
-        return _asked(node) if equal and self._is_rest(node.left) else node
+        if len(node.ops) != 1 or not isinstance(node.ops[0], self._compared) or not self._is_rest(node.left):
+            return node
+        if self._compared is ast.Eq:
+            return _asked(node)
+        equal = ast.copy_location(ast.Compare(node.left, [ast.Eq()], node.comparators), node)
+        return ast.copy_location(ast.UnaryOp(ast.Not(), _asked(equal)), node)
 
     def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.AST:
-        return _asked(node) if isinstance(node.op, ast.Not) and self._is_rest(node.operand) else node
+        rest = isinstance(node.op, ast.Not) and self._is_rest(node.operand)
+        return _asked(node) if rest and self._compared is ast.Eq else node
 
 
 def _asked(node: ast.expr) -> ast.expr:

@@ -54,6 +54,32 @@ class Training:
 
 Training().run()
 """,
+    "by a name": """
+for step, (x,) in enumerate(loader):
+    train(x)
+    due = (step + 1) % 10 == 0
+    if due:
+        evaluate()
+""",
+    "behind a way out": """
+def evaluate_sometimes(step):
+    if step % 10 != 0:
+        return
+    evaluate()
+
+for step, (x,) in enumerate(loader):
+    train(x)
+    evaluate_sometimes(step)
+""",
+    "by a function's answer": """
+def is_due(step):
+    return step > 0 and step % 10 == 0
+
+for step, (x,) in enumerate(loader):
+    train(x)
+    if is_due(step):
+        evaluate()
+""",
     "every other epoch": """
 for epoch in range(4):
     for (x,) in loader:
