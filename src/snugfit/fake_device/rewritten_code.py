@@ -6,7 +6,7 @@ import ast
 import importlib.machinery
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from types import CodeType
 from typing import Any, Protocol
@@ -31,20 +31,21 @@ _rewriters: list[Rewriter] = []
 @contextmanager
 def rewriting(rewriter: Rewriter) -> Iterator[None]:
     """Context in which files that are run or imported are changed by one more."""
-    finder = _Finder()
     _rewriters.append(rewriter)
-    sys.meta_path.insert(0, finder)
     try:
-        yield
+        with _found_by(_Finder()):
+            yield
     finally:
-        sys.meta_path.remove(finder)
         _rewriters.remove(rewriter)
 
 
-@contextmanager
-def other_text(texts: Mapping[str, str]) -> Iterator[None]:
+def other_text(texts: Mapping[str, str]) -> AbstractContextManager[None]:
     """Context in which modules are imported with other text than their files have; `texts`: file -> text."""
-    finder = _OtherText(texts)
+    return _found_by(_OtherText(texts))
+
+
+@contextmanager
+def _found_by(finder: Any) -> Iterator[None]:
     sys.meta_path.insert(0, finder)
     try:
         yield

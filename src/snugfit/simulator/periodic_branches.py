@@ -10,15 +10,14 @@ import ast
 import builtins
 import itertools
 import sys
-import sysconfig
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any
 
 from snugfit.fake_device.rewritten_code import rewriting
-from snugfit.installed import is_installed
-from snugfit.simulator.script_seen import is_own, outwards
+from snugfit.simulator.compiled_code import is_traced
+from snugfit.simulator.script_seen import is_own, is_own_file, outwards
 
 if TYPE_CHECKING:
     from snugfit.simulator.watched_script import WatchedScript
@@ -57,9 +56,7 @@ class PeriodicBranches(ast.NodeTransformer):
         self._stepping.update(frame.f_code for frame in outwards(sys._getframe(1)))
 
     def _is_due(self, value: Any) -> Any:
-        import torch
-
-        if torch.compiler.is_compiling() or type(value) is not bool:
+        if is_traced() or type(value) is not bool:
             return value
         frame = sys._getframe(1)
         place = frame.f_code.co_filename, frame.f_lineno
@@ -81,8 +78,7 @@ class PeriodicBranches(ast.NodeTransformer):
 
     def asks(self, source: bytes, path: str) -> bool:
         """Whether a file is the person's own and may have such branches."""
-        python = sysconfig.get_path("stdlib")
-        return b"%" in source and b"if " in source and not is_installed(path) and not path.startswith(python)
+        return b"%" in source and b"if " in source and is_own_file(path)
 
     def visit_Module(self, node: ast.Module) -> ast.AST:
         """Finds out what is counted up."""

@@ -286,6 +286,10 @@ def is_below(file: str) -> bool:
 
 def is_own(frame: FrameType) -> bool:
     """Whether code is neither Python's nor an installed library's."""
-    file = frame.f_code.co_filename
+    return is_own_file(frame.f_code.co_filename)
+
+
+def is_own_file(file: str) -> bool:
+    """The same of a file."""
     python = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib")}
     return not is_installed(file) and not file.startswith(("<", *python))
