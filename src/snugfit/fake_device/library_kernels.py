@@ -34,6 +34,7 @@ from snugfit.private_torch.func_wrappers import parts_inside
 _BITSANDBYTES = "bitsandbytes.optim"
 _TORCHAO = "snugfit.techniques.low_bit_optimizer.torchao"
 _OF_TORCHAO = "torchao.optim.adam"
+_INTEGERS = "torchao.kernel.intmm"
 _KEPT_BYTES = {"OptimState8bit": 8, "OptimState4bit": 26}
 """Packed state of torchao's own optimizers -> bytes that a compiled update keeps inside for each value."""
 _library: list[torch.library.Library] = []
@@ -48,7 +49,20 @@ def stand_ins(kind: str) -> list[Change]:
         changes.append((sys.modules[_TORCHAO], "compiled_update", _one_kernel))
     if _OF_TORCHAO in sys.modules and kind != "cpu":
         changes.append((sys.modules[_OF_TORCHAO], "single_param_adam", compiled_parameter_update))
+    if _INTEGERS in sys.modules:
+        changes.append((sys.modules[_INTEGERS], "out_dtype", _product_of_integers))
     return changes
+
+
+def _product_of_integers(_: Any, dtype: torch.dtype, left: Tensor, right: Tensor) -> Tensor:
+    """Stands for a higher-order operator by which torchao multiplies int8 numbers: as it does without a compiler.
+
+    Source: `torchao/kernel/intmm.py`, safe_int_mm; on cpu it converts both to numbers of as many bytes as int32.
+    """
+    if left.device.type == "cpu":
+        return torch.mm(left, right).view(dtype)
+    product: Tensor = torch.ops.aten._int_mm(left, right.contiguous())
+    return product
 
 
 def _bitsandbytes_on_cpu() -> list[Change]:

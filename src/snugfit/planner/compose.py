@@ -244,5 +244,4 @@ def _device_passes(probe: Probe) -> float:
 
 def overhead(probe: Probe) -> float:
     """Returns a recipe's need over the bytes of its tensors: the allocator's rounding and fragments."""
-    highest = max([probe.profile.outside_bytes, *(row.total_bytes for row in probe.profile.rows.values())])
-    return max(probe.need_bytes / max(highest, 1), 1.0)
+    return max(probe.need_bytes / max(probe.profile.most_bytes, 1), 1.0)

@@ -71,7 +71,7 @@ def changed(search: Search, best: Probe, recipe: Recipe) -> Changed | None:
     before, after = min(pairs, key=lambda pair: len(differing(pair[0].recipe, best.recipe)))
     share = _samples(search.space, best.recipe) / _samples(search.space, before.recipe)
     profile = _moved(best.profile, before.profile, after.profile, share)
-    need = overhead(best) * max(profile.outside_bytes, *(row.total_bytes for row in profile.rows.values()))
+    need = overhead(best) * profile.most_bytes
     return Changed(recipe, round(need), best.seconds + _slower(best, before, after), simulated=False)
 
 

@@ -66,6 +66,11 @@ class StepProfile:
         """The most bytes of weights and optimizer state within a pass, and of gradients."""
         return max((row.fixed_bytes for row in self.rows.values()), default=0), self.gradient_bytes
 
+    @property
+    def most_bytes(self) -> int:
+        """The most bytes alive in the step."""
+        return max([self.outside_bytes, *(row.total_bytes for row in self.rows.values())])
+
     def shifted(self, base: StepProfile, other: StepProfile) -> StepProfile:
         """Returns this profile plus the difference of two others: a guess at another way of updating.
 

@@ -172,11 +172,11 @@ def does_not_fit(
         taken_off += f", CUDA context {format_bytes(context)}"
     least, remedies = refusal.smallest(), refusal.remedies()
     budgets = {level: margin.budget_for(probe.need_bytes, context) for level, probe in least.items()}
-    rows = [
-        f"  {size // MIB} MiB{'' if level == refusal.allowed else f' with --allow {_words(level)}'}: "
+    rows = {  # by size: a wider fidelity that gains nothing is not said
+        size // MIB: f"  {size // MIB} MiB{'' if level == refusal.allowed else f' with --allow {_words(level)}'}: "
         f"{recipe_in_words(least[level].recipe)}"
-        for level, size in budgets.items()
-    ]
+        for level, size in reversed(budgets.items())
+    }
     advice += _advice(refusal.space, next(iter(least.values()), None), place, estimate)
     limits = list(dict.fromkeys(one.limit for one in remedies)) or ["the device's memory"]
     parts = [
@@ -187,7 +187,7 @@ def does_not_fit(
     if remedies:
         parts += ["It fits with one of", *(f"  {one}" for one in remedies)]
     if rows:
-        parts += ["The smallest budgets that work:", *rows]
+        parts += ["The smallest budgets that work:", *reversed(rows.values())]
     elif (host := refusal.space.constraints.host_budget_bytes) is not None:
         parts.append(f"No recipe stays within the host budget of {format_bytes(host)}, whatever the device has.")
     error = DoesNotFitError("\n".join(parts) + advice)

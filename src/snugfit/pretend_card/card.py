@@ -54,9 +54,9 @@ class RealValues(ReadValues):
         """Returns the only value of a tensor."""
         return self._card.read(tensor).item()
 
-    def are_equal(self, pair: Sequence[torch.Tensor], operator: str, module: str) -> bool:
-        """Returns whether two tensors hold the same."""
-        return torch.equal(*(self._card.read(one) for one in pair))
+    def compared(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], module: str) -> bool:
+        """Returns whether two tensors hold the same, or nearly."""
+        return bool(func(*map(self._card.read, args[:2]), *args[2:], **kwargs))
 
     def count(self, tensor: torch.Tensor, operator: str, module: str) -> int:
         """Returns how many values are not zero."""

@@ -16,7 +16,6 @@ from snugfit.recorder.captured import Captured
 from snugfit.recorder.dispatch_plan import OperatorPlans
 from snugfit.recorder.fake_calls import LIFT, FakeCalls, is_mask, number_read, selects_by_masks, written_by
 from snugfit.recorder.notes import Notes
-from snugfit.recorder.sparse_gradients import refuse_sparse
 from snugfit.recorder.storage_ledger import StorageLedger
 from snugfit.techniques.batches import tensors_in
 from snugfit.values.carried_values import KNOWING
@@ -25,7 +24,8 @@ from snugfit.values.read_values import ReadValues
 
 _aten = torch.ops.aten
 _item = _aten._local_scalar_dense.default
-_equal, _is_set_to = _SAME = _aten.equal.default, _aten.is_set_to.default
+_is_set_to = _aten.is_set_to.default
+_COMPARED = _aten.equal.default, _aten.allclose.default
 _RESIZING = ("resize_", "resize_as_", "set_", "_resize_output_")
 
 
@@ -63,13 +63,12 @@ class NewOperators:
         if self._captured.has_numbers and self._cuda and any(t.device.type == DEVICE_TYPE for t in tensors):
             args = self._captured.on_device(args)
             tensors = tensors_in((*args, *kwargs.values()))
-        refuse_sparse(str(func), args, kwargs)
-        if func in _SAME and same_memory(*args):
+        if (func is _is_set_to or func in _COMPARED) and same_memory(*args[:2]):
             return True
         if func is _is_set_to:
             return False
-        if func is _equal:
-            return self.values.are_equal(args, str(func), module)
+        if func in _COMPARED:
+            return self.values.compared(func, args, kwargs, module)
         if selects_by_masks(func, args):
             return self._selected(func, args, kwargs, module)
         call = self._calls.run(func, args, kwargs, tensors, module)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from snugfit.private_torch.library_classes import of_library
 from snugfit.recorder.recorder import Recorder
 from snugfit.recorder.seen_modules import SeenModules
 from snugfit.techniques.batches import tensors_in
-from snugfit.values.known_values import known_value
+from snugfit.values.known_values import known_value, random_value
 
 _aten = torch.ops.aten
 _DRAW = {_aten.arange, _aten.randperm, _aten.randint}
@@ -53,8 +53,9 @@ class ScriptRecorder(Recorder):  # type: ignore[no-untyped-call]
         given = tensors_in((*args, *kwargs.values()))
         if func is _aten.is_pinned.default:  # asked by code in C++, as that of DistributedDataParallel
             return given[0].untyped_storage() in self.locked
-        if "sparse" in func._opname or any(map(_is_real_sparse, given)):
-            args = _with_known_values(args)
+        into_data = func._schema.is_mutable and bool(args) and _is_data(args[0])
+        if into_data or "sparse" in func._opname or any(map(_is_real_sparse, given)):
+            args = _with_values(args, _known_or_drawn if into_data else known_value)
             given = tensors_in((*args, *kwargs.values()))
         if not _stays_real(func, args, kwargs, given):
             try:
@@ -82,15 +83,18 @@ def _dense(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 
 def weights() -> list[Change]:
-    """Returns the replacement that makes weights of what files and arrays hold fake, as all other weights are.
+    """Returns the replacements that make weights of what files and arrays hold fake, as all other weights are.
 
     With values a model on cpu would compute for real, and its weights, mapped from a file, would count nothing.
     """
     original = torch.nn.Parameter.__new__
+    held: Any = torch.Tensor.data
+
+    def put(weight: torch.Tensor, data: torch.Tensor) -> None:
+        held.__set__(weight, _without_values(data))
 
     def made(cls: type, data: Any = None, requires_grad: bool = True) -> Any:
-        if type(data) is torch.Tensor and data.device.type == "cpu" and data.is_floating_point():
-            data = torch.empty(data.shape, dtype=data.dtype)
+        data = _without_values(data)
         if type(data) in FAKES and type(data) is not FakeTensor:  # already a weight, of a library's class
             return of_library(type(data), data, requires_grad)
         return original(cls, data, requires_grad)
@@ -102,7 +106,15 @@ def weights() -> list[Change]:
         return fake(cls, first, *args, **kwargs)
 
     fake = FakeTensor.__new__
-    return [(torch.nn.Parameter, "__new__", made), (FakeTensor, "__new__", of_its_class)]
+    data = property(held.__get__, put)
+    return [(torch.nn.Parameter, "__new__", made), (FakeTensor, "__new__", of_its_class), (FakeTensor, "data", data)]
+
+
+def _without_values(data: Any) -> Any:
+    """Returns a fake tensor in the place of real numbers that become a weight; everything else as it is."""
+    if type(data) is torch.Tensor and _is_data(data) and data.is_floating_point():
+        return torch.empty(data.shape, dtype=data.dtype)
+    return data
 
 
 @dataclasses.dataclass(frozen=True, order=True, slots=True)
@@ -147,15 +159,28 @@ def _is_real_sparse(tensor: torch.Tensor) -> bool:
     return type(tensor) in _REAL and tensor.layout is torch.sparse_coo
 
 
-def _with_known_values(args: Sequence[Any]) -> Sequence[Any]:
-    """Returns arguments with their values where these follow from the code: sparse data is made with ones and `eye`."""
-    fakes = (one if type(one) in FAKES and one.device.type == "cpu" else None for one in args)
-    known = [None if fake is None else known_value(fake) for fake in fakes]
-    return [one if value is None else value for one, value in zip(args, known, strict=True)]
+def _with_values(given: Any, values: Callable[[torch.Tensor], torch.Tensor | None]) -> Any:
+    """Returns arguments with the values of fake tensors of the host in their place, where these are known.
+
+    Sparse data is made with ones and `eye`; a batch of data is filled with ids that code has made.
+    """
+    if isinstance(given, list | tuple):
+        return type(given)(_with_values(one, values) for one in given)
+    found = values(given) if type(given) in FAKES and given.device.type == "cpu" else None
+    return given if found is None else found
+
+
+def _known_or_drawn(tensor: torch.Tensor) -> torch.Tensor | None:
+    drawn = random_value(tensor)
+    return known_value(tensor) if drawn is None else drawn("drawn")
+
+
+def _is_data(tensor: Any) -> bool:
+    return type(tensor) in _REAL and tensor.device.type == "cpu"
 
 
 def _is_real_mask(index: Any) -> bool:
-    return type(index) in _REAL and index.dtype is torch.bool and index.device.type == "cpu"
+    return _is_data(index) and index.dtype is torch.bool
 
 
 def _stays_real(func: Any, args: Sequence[Any], kwargs: dict[str, Any], given: Sequence[torch.Tensor]) -> bool:
@@ -165,8 +190,10 @@ def _stays_real(func: Any, args: Sequence[Any], kwargs: dict[str, Any], given: S
     if func.namespace != "aten":
         return False
     if given:
-        return all(type(tensor) in _REAL and tensor.device.type == "cpu" for tensor in given)
+        return all(map(_is_data, given))
     dtype = kwargs.get("dtype")
+    if func.overloadpacket is _aten.full and dtype is None and isinstance(args[1], int):
+        dtype = torch.bool if isinstance(args[1], bool) else torch.int64
     if dtype is not None and (dtype.is_floating_point or dtype.is_complex):
         return False
     if func.overloadpacket in _EMPTY:

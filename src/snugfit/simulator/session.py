@@ -26,7 +26,6 @@ from snugfit.private_torch import shared_units
 from snugfit.recorder.captured import captured_tensors
 from snugfit.recorder.materialise import remembered, without_memory
 from snugfit.recorder.record import record
-from snugfit.recorder.sparse_gradients import without_sparse_gradients
 from snugfit.recording.experts import expert_modules
 from snugfit.recording.recording import Recording
 from snugfit.recording.replay import replay
@@ -107,7 +106,6 @@ class Session(ABC):
             "batches": len(self.batches),
             **weights_of(self.model),
         }
-        dense = without_sparse_gradients(self.model)
         without_logs()
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("ignore")
@@ -125,7 +123,7 @@ class Session(ABC):
             recording,
             warnings=tuple(dict.fromkeys(str(warning.message) for warning in caught)),
             uncalled_blocks=any(issubclass(warning.category, UncalledBlocksWarning) for warning in caught),
-            answered=(*recording.answered, *dense, *skeleton.dense_for_sparse()),
+            answered=(*recording.answered, *skeleton.dense_for_sparse()),
             **facts,
         )
 

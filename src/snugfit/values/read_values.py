@@ -157,13 +157,13 @@ class ReadValues:
             return random.item()
         return self.assumed(tensor.dtype, _READ, module)
 
-    def are_equal(self, pair: Sequence[torch.Tensor], operator: str, module: str) -> bool:
-        """Returns whether two tensors hold the same values, or raises `CannotSimulateError`."""
-        exact = [self.exact(tensor) for tensor in pair]
+    def compared(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], module: str) -> bool:
+        """Returns whether two tensors hold the same values (nearly, by `allclose`), or raises `CannotSimulateError`."""
+        exact = [self.exact(tensor) for tensor in args[:2]]
         if exact[0] is not None and exact[1] is not None:
             with private_torch.without_modes():
-                return torch.equal(exact[0], exact[1])
-        return bool(self.assumed(torch.bool, operator, module))
+                return bool(func(*exact, *args[2:], **kwargs))
+        return bool(self.assumed(torch.bool, str(func), module))
 
     def array(self, tensor: torch.Tensor, what: str) -> Any:
         """Returns a NumPy array in place of values, or raises `CannotSimulateError`; `what` asks for it."""

@@ -1,5 +1,7 @@
 """A literal step of two blocks: what each saves, and the highest point of every stretch."""
 
+import dataclasses
+
 from snugfit.planner.profile import OUTSIDE, Row, profile
 from snugfit.recording.operator_run import OperatorRun
 from snugfit.recording.trace_builder import TraceBuilder
@@ -47,6 +49,16 @@ def test_two_blocks():
         ("backward", 1, 1): Row(100, 20, 81, (0,)),
         ("backward", 0, 0): Row(100, 40, 31, ()),
     }
+    assert found.most_bytes == found.outside_bytes
+    assert dataclasses.replace(found, outside_bytes=0).most_bytes == 100 + 20 + 81
+
+
+def test_a_step_without_blocks_has_no_stretches():
+    """A script may hold its peak outside of its steps: in what it builds."""
+    build = TraceBuilder()
+    build.alloc(100, category="weights", phase="build")
+    found = profile(build.build(), [], lambda one: 2.0)
+    assert not found.rows and found.most_bytes == found.outside_bytes == 100
 
 
 def test_what_processes_tell_each_other_between_the_passes_belongs_to_no_update():

@@ -32,7 +32,7 @@ def test_weights_of_files_count_as_those_of_layers(tmp_path, capsys, monkeypatch
     mapped = """
 from safetensors.torch import load_file
 model[0].weight = nn.Parameter(load_file("weights.safetensors")["weight"])
-model[2].weight = nn.Parameter(torch.from_numpy(__import__("numpy").zeros((4, width), "float32")))
+model[2].weight.data = torch.from_numpy(__import__("numpy").zeros((4, width), "float32"))
 optimizer = torch.optim.AdamW(model.parameters())
 """
     made, read = (
@@ -57,6 +57,36 @@ for _ in range(4):
 @pytest.mark.parametrize("device", ["cpu", "rtx-4090"])
 def test_counts_and_written_numbers_are_known(tmp_path, capsys, device):
     code, _, err = estimated(capsys, written(tmp_path, TRAINS + COUNTS), device=device)
+    assert code == 0, err
+
+
+COLLATED = """
+from torch.nn.utils.rnn import pad_sequence
+
+samples = [torch.cat([torch.full((8,), 3), torch.full((1 + number % 5,), 2.0).long()]) for number in range(64)]
+
+def collate(samples):
+    ids = torch.zeros(len(samples), 13, dtype=torch.long)
+    for row, sample in zip(ids, samples):
+        row[: len(sample)] = sample
+    assert torch.equal(ids, pad_sequence(samples, batch_first=True))
+    wanted = torch.zeros(ids.shape, dtype=torch.bool)
+    wanted[:, :4] = torch.rand(len(samples), 4) < 0.5
+    wanted[torch.arange(len(samples)), torch.zeros(len(samples)).long()] = True
+    assert 1 < wanted.sum() / len(samples) < 4
+    return ids
+
+for ids in torch.utils.data.DataLoader(samples, batch_size=64, collate_fn=collate):
+    assert ids.ne(0).sum() == sum(map(len, samples)) and ids.eq(3).sum() == 8 * 64
+    model(torch.randn(64, 32, device=device)).mean().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize("device", ["cpu", "rtx-4090"])
+def test_data_holds_what_code_writes_into_it(tmp_path, capsys, device):
+    """A collator fills zeros with the ids of its samples, which code may have made."""
+    code, _, err = estimated(capsys, written(tmp_path, TRAINS + COLLATED), device=device)
     assert code == 0, err
 
 

@@ -214,6 +214,41 @@ def test_state_that_is_made_of_other_tensors_is_state(tmp_path):
         assert one["anatomy_bytes"]["optimizer_state"] == pytest.approx(2 * 2 * 64 * 1024, rel=0.1)
 
 
+INTEGERS = """
+import torch
+from torch import nn
+from torchao.quantization import Int8DynamicActivationInt8WeightConfig, quantize_
+
+class Side(nn.Module):
+    def __init__(self, frozen):
+        super().__init__()
+        self.frozen, self.down, self.up = frozen, nn.Linear(2048, 8, bias=False), nn.Linear(8, 2048, bias=False)
+
+    def forward(self, x):
+        return self.frozen(x) + self.up(self.down(x))
+
+device = "cuda" if torch.cuda.is_available() else "cpu"
+base = nn.Sequential(*[nn.Linear(2048, 2048) for _ in range(2)]).to(device).requires_grad_(False)
+quantize_(base, Int8DynamicActivationInt8WeightConfig())
+model = nn.Sequential(*map(Side, base)).to(device)
+optimizer = torch.optim.SGD([weight for weight in model.parameters() if weight.requires_grad])
+for _ in range(3):
+    model(torch.randn(256, 2048, device=device)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_torchao_s_products_of_integers(tmp_path):
+    pytest.importorskip("torchao")
+    (tmp_path / "train.py").write_text(INTEGERS)
+    found = document(["estimate", "--device", "cpu", "--json", "train.py"], tmp_path)
+    measured = document(["profile", "--json", "--no-advice", "train.py"], tmp_path)
+    assert found["peak_allocated_bytes"] == pytest.approx(measured["allocator_peak_bytes"], rel=0.005)
+    on_card = document(["estimate", "--device", "rtx-4090", "--json", "train.py"], tmp_path)
+    assert on_card["anatomy_bytes"]["weights"] == pytest.approx(found["anatomy_bytes"]["weights"], rel=0.01)
+
+
 def test_torchao_s_update_is_compiled_on_a_card(tmp_path):
     """Eagerly its temporaries take 53 bytes for each number of the largest parameter; compiled, 8."""
     pytest.importorskip("torchao")

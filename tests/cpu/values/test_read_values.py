@@ -168,6 +168,7 @@ CASES = [
     (lambda x, y: x[: max(y.tolist())].sum(), "integer=4"),
     (lambda x, y: x.sum() if (x > 0).any() else x.mean(), "branch=true"),
     (lambda x, y: x.sum() if torch.equal(x, x + 1) else x.mean(), "branch=false"),
+    (lambda x, y: x.sum() if torch.allclose(x, x + 1) else x.mean(), "branch=false"),
 ]
 
 
