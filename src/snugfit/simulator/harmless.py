@@ -2,13 +2,15 @@
 
 Python's own ways to files lead into a temporary folder that lies over the real ones: what was written there is read
 again, everything else is read from where it is. An audit hook refuses what comes to a file by another way of Python's.
-Libraries that write by code of their own in C (databases, pyarrow) are not seen. Pools of processes are pools of threads.
+Libraries that write by code of their own in C (databases, pyarrow) are not seen, but for tokenizers. Pools of processes
+are pools of threads.
 """
 
 from __future__ import annotations
 
 import builtins
 import bz2
+import importlib.util
 import io
 import multiprocessing.process
 import os
@@ -24,6 +26,7 @@ from typing import Any, NoReturn
 
 from snugfit.attributes import Change, replaced
 from snugfit.errors import CannotSimulateError
+from snugfit.simulator.nothing_pushed import nothing_pushed
 from snugfit.simulator.started_programs import only_reads, programs
 from snugfit.simulator.thread_pools import thread_pools
 
@@ -45,7 +48,7 @@ def harmless() -> Iterator[None]:
         aside = _Aside(Path(folder), around)
         around.enter_context(_settings(folder))
         around.enter_context(replaced(aside.changes()))
-        around.enter_context(replaced([*_refusals(), *programs()]))
+        around.enter_context(replaced([*_refusals(), *programs(), *nothing_pushed()]))
         _begin_to_guard()
         _guard.append(aside)
         around.callback(_guard.remove, aside)
@@ -160,8 +163,17 @@ class _Aside:
             if not _exists(self.read(path)):  # by which `Path.touch` learns that it has to make a file
                 raise FileNotFoundError(2, "No such file or directory", path)
 
+        rows: list[Change] = []
+        if importlib.util.find_spec("tokenizers") is not None:
+            from tokenizers import Tokenizer
+
+            load, save = Tokenizer.from_file, Tokenizer.save
+            rows += [
+                (Tokenizer, "from_file", staticmethod(lambda path: load(self.read(path)))),
+                (Tokenizer, "save", lambda one, path, *args, **kw: save(one, self.written(path), *args, **kw)),
+            ]
         kept = [(tarfile, "bltn_open", opened), (bz2, "_builtin_open", opened)]  # by these since they were imported
-        rows: list[Change] = [(builtins, "open", opened), (io, "open", opened), *kept]
+        rows += [(builtins, "open", opened), (io, "open", opened), *kept]
         rows += [(os, "open", low), (os, "mkdir", mkdir), (os, "utime", utime)]
         rows += [(os, name, reading(name)) for name in ("stat", "lstat", "listdir", "scandir", "access", "statvfs")]
         rows += [(os, name, removed(name)) for name in ("remove", "unlink", "rmdir")]

@@ -46,6 +46,8 @@ class WatchedLoaders:
         """Whether a branch that is taken every so many steps is due, and stands before the step."""
         self.passes: Counter[int] = Counter()
         """Passes through a data set since the last step."""
+        self._begun: tuple[Any, int] | None = None
+        """The loader that was begun last, and how many numbers its first batch has, until a backward pass follows."""
         self._trained_on: weakref.WeakSet[Any] = weakref.WeakSet()
         self._most_elements: int | None = None
         """In a first batch of a loader that is trained on."""
@@ -58,6 +60,20 @@ class WatchedLoaders:
     def trained(self) -> bool:
         """Whether any was trained on."""
         return self._most_elements is not None
+
+    def are_trained_on(self) -> None:
+        """Notes of the loader begun last that a backward pass follows; says where its batches have grown: images, say."""
+        if self._begun is None:
+            return
+        (loader, count), self._begun = self._begun, None
+        before = count if self._most_elements is None else self._most_elements
+        if self._watched.steps and count > before * _GROWTH:
+            self._watched.note(
+                f"batches grow from one loader to the next ({before} numbers in one, {count} in a later one): what is "
+                "trained on still later ones may take more."
+            )
+        self._trained_on.add(loader)
+        self._most_elements = max(before, count)
 
     def ending_early(self) -> list[Change]:
         """Returns what makes loaders read in this process, give the widest batches and end when the steps were seen."""
@@ -99,12 +115,14 @@ class WatchedLoaders:
         yield from self._pass_through(loader, batches, may_end=True)
 
     def _pass_through(self, loader: Any, batches: Any, may_end: bool = False) -> Iterator[Any]:
+        from snugfit.training.fallbacks import elements
+
         watched = self._watched
         begun, goes_on = watched.enough, False
         seen = None if watched.recorder is None else LoaderPass(loader, watched.recorder)
         for number, batch in enumerate(batches):
             if not number and trains() and loader not in self._trained_on:
-                self._begins(loader, batch)
+                self._begun = loader, elements(batch)
             ends = may_end and number >= BATCHES and (begun or watched.enough or not trains())
             if ends and not (seen is not None and seen.goes_on()) and not _asked_by_next():
                 self.one_ahead = self.ended_early = True
@@ -116,20 +134,6 @@ class WatchedLoaders:
                 seen.processed(batch, watched.steps)
         if seen is not None and (said := seen.end()):
             watched.note(said)
-
-    def _begins(self, loader: Any, batch: Any) -> None:
-        """Notes the first batch of a loader, and whether it is larger than those of loaders before: images grow, say."""
-        from snugfit.training.fallbacks import elements
-
-        count = elements(batch)
-        before = count if self._most_elements is None else self._most_elements
-        if self._watched.steps and count > before * _GROWTH:
-            self._watched.note(
-                f"batches grow from one loader to the next ({before} numbers in one, {count} in a later one): what is "
-                "trained on still later ones may take more."
-            )
-        self._trained_on.add(loader)
-        self._most_elements = max(before, count)
 
     def _widest_of(self, loader: Any) -> tuple[list[list[int]], str]:
         """The samples of the widest batches of a loader, read once for all loaders that draw as many of the same."""

@@ -56,9 +56,8 @@ class WatchedScript:
         """What a reader of the estimate must know."""
         self.ended_at: list[int] = []
         """Lines of the script that were running when it was ended, that of the outermost function first."""
-        self.batch_shape = ""
+        self.batch_shape, self._largest = "", 0
         self._first: weakref.ref[torch.nn.Module] | None = None
-        self._largest = 0
         self.block_names: list[str] = []
         self.expert_modules: list[str] = []
         self.weight_bytes: dict[str, int] = {}
@@ -145,6 +144,7 @@ class WatchedScript:
             if by_hand and self._passes >= STEPS:
                 raise EnoughSeen
             self._in_backward = True
+            self.loaders.are_trained_on()
             try:
                 with self._marked_backward():
                     backward(*args, **kwargs)
