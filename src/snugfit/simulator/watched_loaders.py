@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 import itertools
@@ -49,6 +50,7 @@ class WatchedLoaders:
         self._begun: tuple[Any, int] | None = None
         """The loader that was begun last, and how many numbers its first batch has, until a backward pass follows."""
         self._trained_on: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._given: weakref.WeakKeyDictionary[Any, _Given] = weakref.WeakKeyDictionary()
         self._most_elements: int | None = None
         """In a first batch of a loader that is trained on."""
         # By what draws: a sampler of its own, or the data set of which all is drawn.
@@ -73,7 +75,15 @@ class WatchedLoaders:
                 "trained on still later ones may take more."
             )
         self._trained_on.add(loader)
+        self._given[loader] = _Given()
         self._most_elements = max(before, count)
+
+    def stepped(self) -> None:
+        """Takes down how many batches were given for a step that was taken."""
+        self.passes.clear()
+        for given in self._given.values():
+            if given.number > given.at_step:  # of several optimizers, the first
+                given.for_step, given.at_step = given.number - given.at_step, given.number
 
     def ending_early(self) -> list[Change]:
         """Returns what makes loaders read in this process, give the widest batches and end when the steps were seen."""
@@ -124,11 +134,18 @@ class WatchedLoaders:
             if not number and trains() and loader not in self._trained_on:
                 self._begun = loader, elements(batch)
             ends = may_end and number >= BATCHES and (begun or watched.enough or not trains())
+            given = self._given.get(loader)
+            if ends and not begun and given is not None and given.for_step:
+                # A batch that is asked for ahead, as accelerate does, is followed by the others of its step: a trainer
+                # updates at the end of its data, and evaluates without gradients.
+                ends = not number % given.for_step
             if ends and not (seen is not None and seen.goes_on()) and not _asked_by_next():
                 self.one_ahead = self.ended_early = True
                 if goes_on or not self.branch_waits():
                     break
                 goes_on = True  # the step of that batch is left out, as it is of one that was asked for ahead
+            if given is not None:
+                given.number += 1
             yield batch
             if seen is not None:
                 seen.processed(batch, watched.steps)
@@ -175,6 +192,15 @@ def _asked_by_next() -> bool:
         if not frame.f_code.co_flags & inspect.CO_GENERATOR:  # whose reader may ask so
             return False
     return False
+
+
+@dataclasses.dataclass
+class _Given:
+    """Batches that a loader has given: how many, how many at the last step, and how many for a step."""
+
+    number: int = 0
+    at_step: int = 0
+    for_step: int = 0
 
 
 class _Batches:

@@ -280,7 +280,7 @@ class WatchedScript:
         if steps > self.steps:
             self._trained_by_step.append(0)
         self.steps = max(self.steps, steps)
-        self.loaders.passes.clear()
+        self.loaders.stepped()
         if self.recorder is not None and self.steps != self.recorder.step:
             self.recorder.step = self.steps
             for entered in (True, False):  # where a step begins, for what is read off by steps

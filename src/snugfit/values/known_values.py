@@ -114,12 +114,12 @@ def _remember(
     if steps <= _MOST_STEPS:
         for index, one in enumerate(results):
             made = Made(func, given, named, steps, None if one is result else index, random)
-            # Masks and labels are followed further than real numbers, which would lead through the whole training.
-            real = one.dtype.is_floating_point
-            if real and func.is_view and _writes_of(one)[1]:
+            # Masks and labels are followed further than random or many real numbers: through the whole training.
+            further = not one.dtype.is_floating_point or (not random and one.numel() <= _MOST_WRITTEN)
+            if not further and func.is_view and _writes_of(one)[1]:
                 continue
             _note(one, made, written)
-            if written and not real and one._base is not None:
+            if written and further and one._base is not None:
                 _write_through(one, made, one._base)
 
 
@@ -168,6 +168,8 @@ def remembering(make: Any) -> Any:
 
     @functools.wraps(make)
     def tensor(data: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(data, list | tuple) and tensors_in((data,)):
+            data = _as_numbers(data)
         made = make(data, *args, **kwargs)
         known = type(made) in FAKES and made.numel() <= _MOST_WRITTEN
         if known and not tensors_in((data,)):
@@ -177,6 +179,13 @@ def remembering(make: Any) -> Any:
         return made
 
     return tensor
+
+
+def _as_numbers(data: Any) -> Any:
+    """Returns lists with the values of fake tensors in their place, which torch would read below all modes."""
+    if isinstance(data, list | tuple):
+        return [_as_numbers(one) for one in data]
+    return data.item() if type(data) in FAKES and data.numel() == 1 else data
 
 
 def _reads_layout(func: Any) -> bool:

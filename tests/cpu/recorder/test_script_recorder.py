@@ -51,6 +51,8 @@ for _ in range(4):
     assert torch.bincount(found.argmax(1), minlength=16).view(4, 4).shape == (4, 4)
     sizes = torch.tensor(found.shape, device=device)[None].cpu()
     assert max(row[1] for row in sizes) == 4 and sizes.tolist() == [[64, 4]]
+    halves = torch.tensor([one / 2 for one in torch.arange(3, device=device)], device=device)  # as rotary positions are
+    assert halves.tolist() == [0.0, 0.5, 1.0]
 """
 
 

@@ -227,3 +227,37 @@ def test_a_library_that_asks_by_next_is_one_wherever_it_is_installed(tmp_path, c
     _, found, err = estimated(capsys, written(tmp_path, TRAINS + ELSEWHERE))
     assert found is not None, err
     assert found["peak_allocated_bytes"] > 2**28  # behind the first epoch
+
+
+ACCUMULATES = """
+import sys, torch
+from torch import nn
+from transformers import Trainer, TrainingArguments
+
+class Classifier(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(32, 2048), nn.ReLU(), nn.Linear(2048, 1024))
+
+    def forward(self, x, labels):
+        logits = self.body(x)
+        return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+samples = [{"x": torch.randn(32), "labels": number % 4} for number in range(600)]
+arguments = TrainingArguments(
+    "out", per_device_train_batch_size=4, gradient_accumulation_steps=int(sys.argv[1]), num_train_epochs=1,
+    per_device_eval_batch_size=600, report_to=[], save_strategy="no", eval_strategy="epoch", use_cpu=True,
+)
+Trainer(Classifier(), arguments, train_dataset=samples[:60], eval_dataset=samples).train()
+"""
+
+
+@pytest.mark.parametrize("batches", ["1", "2", "5"])
+def test_a_trainer_evaluates_without_gradients_of_a_step_half_done(tmp_path, capsys, batches):
+    """Its loader is asked for a batch ahead, and the last of its batches are followed by an update."""
+    path = written(tmp_path, ACCUMULATES)
+    code, estimate, err = estimated(capsys, path, batches, device="cpu")
+    assert code == 0, err
+    assert estimate["peak_allocated_bytes"] == pytest.approx(
+        measured_bytes(path, batches, until="--steps=99"), rel=0.001
+    )
