@@ -27,8 +27,9 @@ def nothing_pushed() -> list[Change]:
         return []
     from huggingface_hub import hf_api
 
-    def repository(_: Any, repo_id: str, **__: Any) -> Any:
-        return hf_api.RepoUrl("https://huggingface.co/" + (repo_id if "/" in repo_id else f"{_NAME}/{repo_id}"))
+    def repository(_: Any, repo_id: str, *, repo_type: str | None = None, **__: Any) -> Any:
+        kind = "" if repo_type in (None, "model") else f"{repo_type}s/"
+        return hf_api.RepoUrl(f"https://huggingface.co/{kind}{repo_id if '/' in repo_id else f'{_NAME}/{repo_id}'}")
 
     def pushed(_: Any, *__: Any, run_as_future: bool = False, **more: Any) -> Any:
         """Returns what a commit is known by; as a future, one that is done."""

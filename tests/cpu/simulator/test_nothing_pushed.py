@@ -24,6 +24,7 @@ trainer.push_to_hub("the end")
 model.push_to_hub("mine")
 assert create_repo("mine", exist_ok=True).repo_id.endswith("/mine")
 assert HfApi().create_repo(repo_id="their/model").repo_id == "their/model"
+assert create_repo("data", repo_type="dataset").repo_type == "dataset"
 HfApi().create_tag("their/model", tag="first")
 assert PreTrainedTokenizerFast.from_pretrained("out").get_vocab() == tokenizer.get_vocab()
 print("came to its end")
