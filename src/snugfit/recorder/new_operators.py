@@ -63,12 +63,10 @@ class NewOperators:
         if self._captured.has_numbers and self._cuda and any(t.device.type == DEVICE_TYPE for t in tensors):
             args = self._captured.on_device(args)
             tensors = tensors_in((*args, *kwargs.values()))
-        if (func is _is_set_to or func in _COMPARED) and same_memory(*args[:2]):
-            return True
         if func is _is_set_to:
-            return False
+            return same_memory(*args)
         if func in _COMPARED:
-            return self.values.compared(func, args, kwargs, module)
+            return same_memory(*args[:2]) or self.values.compared(func, args, kwargs, module)
         if selects_by_masks(func, args):
             return self._selected(func, args, kwargs, module)
         call = self._calls.run(func, args, kwargs, tensors, module)

@@ -47,35 +47,32 @@ class WatchedLoaders:
         """Whether a branch that is taken every so many steps is due, and stands before the step."""
         self.passes: Counter[int] = Counter()
         """Passes through a data set since the last step."""
-        self._begun: tuple[Any, int] | None = None
+        self.trained = False
+        """Whether any was read where what is computed may be differentiated."""
+        self._begun: tuple[weakref.ref[Any], int] | None = None
         """The loader that was begun last, and how many numbers its first batch has, until a backward pass follows."""
-        self._trained_on: weakref.WeakSet[Any] = weakref.WeakSet()
         self._given: weakref.WeakKeyDictionary[Any, _Given] = weakref.WeakKeyDictionary()
-        self._most_elements: int | None = None
+        """Of loaders that are trained on."""
+        self._most_elements = 0
         """In a first batch of a loader that is trained on."""
         # By what draws: a sampler of its own, or the data set of which all is drawn.
         self._widest: weakref.WeakKeyDictionary[Any, dict[Any, tuple[list[list[int]], str]]] = (
             weakref.WeakKeyDictionary()
         )
 
-    @property
-    def trained(self) -> bool:
-        """Whether any was trained on."""
-        return self._most_elements is not None
-
     def are_trained_on(self) -> None:
         """Notes of the loader begun last that a backward pass follows; says where its batches have grown: images, say."""
         if self._begun is None:
             return
-        (loader, count), self._begun = self._begun, None
-        before = count if self._most_elements is None else self._most_elements
-        if self._watched.steps and count > before * _GROWTH:
+        (ref, count), self._begun = self._begun, None
+        loader, before = ref(), self._most_elements
+        if loader is not None:
+            self._given[loader] = _Given()
+        if self._watched.steps and before and count > before * _GROWTH:
             self._watched.note(
                 f"batches grow from one loader to the next ({before} numbers in one, {count} in a later one): what is "
                 "trained on still later ones may take more."
             )
-        self._trained_on.add(loader)
-        self._given[loader] = _Given()
         self._most_elements = max(before, count)
 
     def stepped(self) -> None:
@@ -131,8 +128,8 @@ class WatchedLoaders:
         begun, goes_on = watched.enough, False
         seen = None if watched.recorder is None else LoaderPass(loader, watched.recorder)
         for number, batch in enumerate(batches):
-            if not number and trains() and loader not in self._trained_on:
-                self._begun = loader, elements(batch)
+            if not number and trains() and loader not in self._given:
+                self.trained, self._begun = True, (weakref.ref(loader), elements(batch))
             ends = may_end and number >= BATCHES and (begun or watched.enough or not trains())
             given = self._given.get(loader)
             if ends and not begun and given is not None and given.for_step:

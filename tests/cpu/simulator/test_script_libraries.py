@@ -91,22 +91,25 @@ def document(words, folder):
     return json.loads(done.stdout)
 
 
+def as_it_runs(folder, *real):
+    """The estimate of `train.py` on cpu, whose peak is that of a real run; `real`: what is profiled, and how long."""
+    found = document(["estimate", "--device", "cpu", "--json", "train.py"], folder)
+    measured = document(["profile", "--json", "--no-advice", *real], folder)
+    assert found["peak_allocated_bytes"] == pytest.approx(measured["allocator_peak_bytes"], rel=0.005)
+    return found
+
+
 @pytest.mark.parametrize(("library", "script"), [("accelerate", ACCELERATE), ("transformers", TRAINER)])
 def test_a_library_s_loop_takes_what_is_predicted(library, script, tmp_path):
     pytest.importorskip(library)
     (tmp_path / "train.py").write_text(script)
-    predicted = document(["estimate", "--device", "cpu", "--json", "train.py"], tmp_path)
-    real = ["--steps", "1000", str(ROOT / "benchmarks" / "real_script.py"), "train.py"]
-    measured = document(["profile", "--json", "--no-advice", *real], tmp_path)
-    assert predicted["peak_allocated_bytes"] == pytest.approx(measured["allocator_peak_bytes"], rel=0.005)
+    as_it_runs(tmp_path, "--steps", "1000", str(ROOT / "benchmarks" / "real_script.py"), "train.py")
     assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
 
 
 def test_tensors_of_a_library_s_class_are_simulated(tmp_path):
     (tmp_path / "train.py").write_text(IMAGES)
-    found = document(["estimate", "--device", "cpu", "--json", "train.py"], tmp_path)
-    measured = document(["profile", "--json", "--no-advice", "--steps", "1000", "train.py"], tmp_path)
-    assert found["peak_allocated_bytes"] == pytest.approx(measured["allocator_peak_bytes"], rel=0.005)
+    as_it_runs(tmp_path, "--steps", "1000", "train.py")
     on_card = document(["estimate", "--device", "rtx-4090", "--json", "train.py"], tmp_path)
     assert on_card["batch_shape"] == "16 x 3 x 48 x 48"
     assert on_card["anatomy_bytes"]["activations"] > 16 * 32 * 48 * 48 * 4
@@ -186,9 +189,7 @@ def test_lightning_s_processes_are_estimated(tmp_path):
 def test_lightning_s_validation_behind_an_epoch_is_seen(tmp_path):
     pytest.importorskip("lightning")
     (tmp_path / "train.py").write_text(LIGHTNING)
-    found = document(["estimate", "--device", "cpu", "--json", "train.py"], tmp_path)
-    whole = document(["profile", "--json", "--no-advice", "--steps", "1000", "train.py"], tmp_path)
-    assert found["peak_allocated_bytes"] == pytest.approx(whole["allocator_peak_bytes"], rel=0.005)
+    as_it_runs(tmp_path, "--steps", "1000", "train.py")
 
 
 TORCHAO = """
@@ -242,9 +243,7 @@ for _ in range(3):
 def test_torchao_s_products_of_integers(tmp_path):
     pytest.importorskip("torchao")
     (tmp_path / "train.py").write_text(INTEGERS)
-    found = document(["estimate", "--device", "cpu", "--json", "train.py"], tmp_path)
-    measured = document(["profile", "--json", "--no-advice", "train.py"], tmp_path)
-    assert found["peak_allocated_bytes"] == pytest.approx(measured["allocator_peak_bytes"], rel=0.005)
+    found = as_it_runs(tmp_path, "train.py")
     on_card = document(["estimate", "--device", "rtx-4090", "--json", "train.py"], tmp_path)
     assert on_card["anatomy_bytes"]["weights"] == pytest.approx(found["anatomy_bytes"]["weights"], rel=0.01)
 
