@@ -10,6 +10,8 @@
 - *Cells of recurrent networks* called step by step (`nn.LSTMCell`, `nn.GRUCell`): the workspace holds the gates that
   backward needs (4 for LSTM, 5 for GRU). Source: `ATen/native/cuda/RNN.cu`, _thnn_fused_lstm_cell_cuda,
   _thnn_fused_gru_cell_cuda and their backward.
+- *Random numbers*: torch draws exponential, Cauchy, geometric and log-normal ones without values only where no generator is
+  given (as of torch 2.14), and has no version for binomial ones and Dirichlet's, which `Beta` distributions are made of.
 
 All arguments are torch's; those that decide no size are not named.
 """
@@ -37,6 +39,13 @@ def register() -> None:
         "_thnn_fused_lstm_cell_backward_impl.default": lstm_cell_backward,
         "_thnn_fused_gru_cell.default": gru_cell,
         "_thnn_fused_gru_cell_backward.default": gru_cell_backward,
+        "exponential_.default": drawn_in_place,
+        "cauchy_.default": drawn_in_place,
+        "geometric_.default": drawn_in_place,
+        "log_normal_.default": drawn_in_place,
+        "binomial.default": drawn_like,
+        "_sample_dirichlet.default": drawn_like,
+        "_dirichlet_grad.default": drawn_like,
     }.items():
         packet, _, overload = operator.partition(".")
         fake_tensors.replace_fake(getattr(getattr(torch.ops.aten, packet), overload), make)
@@ -104,3 +113,13 @@ def gru_cell_backward(
     first, second = (workspace.new_empty((rows, _GRU_GATES * size)) for _ in range(2))
     biases = (first.sum(0), second.sum(0)) if has_bias else (None, None)
     return first, second, torch.empty_like(grad), *biases
+
+
+def drawn_in_place(written: Tensor, *_: Any, **__: Any) -> Tensor:
+    """Returns the tensor that random numbers are written to."""
+    return written
+
+
+def drawn_like(first: Tensor, *_: Any, **__: Any) -> Tensor:
+    """Returns random numbers, or their gradient: one for each of the first argument."""
+    return torch.empty_like(first, memory_format=torch.contiguous_format)

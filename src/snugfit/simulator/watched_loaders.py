@@ -132,6 +132,8 @@ class WatchedLoaders:
                 self.trained, self._begun = True, (weakref.ref(loader), elements(batch))
             ends = may_end and number >= BATCHES and (begun or watched.enough or not trains())
             given = self._given.get(loader)
+            if given is not None:  # what was begun in between is evaluated on
+                self._begun = None
             if ends and not begun and given is not None and given.for_step:
                 # A batch that is asked for ahead, as accelerate does, is followed by the others of its step: a trainer
                 # updates at the end of its data, and evaluates without gradients.

@@ -195,6 +195,25 @@ def test_batches_that_grow_with_each_loader_are_told(tmp_path, capsys):
     assert "batches grow" not in silent
 
 
+EVALUATES_IN_BETWEEN = """
+data = torch.utils.data.TensorDataset(torch.randn(64, 16, 32))
+loader, larger = (torch.utils.data.DataLoader(data, batch_size=size) for size in (8, 32))
+for epoch in range(3):
+    for x, in loader:
+        model(x.to(device)).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    for x, in larger:
+        with torch.no_grad():
+            model(x.to(device))
+"""
+
+
+def test_larger_batches_of_an_evaluation_between_epochs_have_not_grown(tmp_path, capsys):
+    code, _, err = estimated(capsys, written(tmp_path, TRAINS + EVALUATES_IN_BETWEEN))
+    assert code == 0 and "batches grow" not in err
+
+
 ELSEWHERE = """
 import sys
 sys.path.insert(0, "elsewhere/site-packages")
