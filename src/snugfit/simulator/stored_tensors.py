@@ -2,15 +2,17 @@
 
 A file of before has its values, on the host. What goes to the card (`map_location`, or the card that it was saved from)
 is allocated there, storage by storage, and takes its memory until the script lets go of it. What the script saves by
-`torch.save` has no values: such a file holds a number, by which `torch.load` gives back what was saved.
+`torch.save` has no values: such a file holds a number, by which `torch.load` gives back what was saved. One of
+safetensors is as long as it would be, and all zeros.
 """
 
 from __future__ import annotations
 
 import copy
+import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from typing import Any
 
@@ -51,13 +53,33 @@ def stored_tensors() -> list[Change]:
             return kept[int(mark[len(_SAVED) :])]
         return _read(lambda where: load(f, where, *args, **kwargs), map_location)
 
-    def nothing(*_: Any, **__: Any) -> None:
-        return None
-
-    changes: list[Change] = [(safetensors.torch, name, nothing) for name in ("save_file", "save_model")]
     owners = safetensors, safetensors.torch, sys.modules.get("transformers.modeling_utils")
-    changes += [(owner, "safe_open", _Opened) for owner in owners if hasattr(owner, "safe_open")]
-    return [*changes, (torch, "save", save), (torch, "load", loaded), *read_for_real()]
+    changes: list[Change] = [(owner, "safe_open", _Opened) for owner in owners if hasattr(owner, "safe_open")]
+    changes += [(safetensors.torch, "save_file", _save_file), (torch, "save", save), (torch, "load", loaded)]
+    return [*changes, *read_for_real()]
+
+
+def _save_file(
+    tensors: Mapping[str, torch.Tensor], filename: str | os.PathLike[str], metadata: Mapping[str, str] | None = None
+) -> None:
+    """Writes the head of a file of safetensors; what follows is a hole, which takes no room on the disk."""
+    head: dict[str, Any] = {} if metadata is None else {"__metadata__": dict(metadata)}
+    end = 0
+    for name, tensor in tensors.items():
+        start, end = end, end + tensor.numel() * tensor.element_size()
+        head[name] = {"dtype": _kind(tensor.dtype), "shape": list(tensor.shape), "data_offsets": [start, end]}
+    text = json.dumps(head).encode()
+    with open(filename, "wb") as file:  # noqa: PTH123 this one is told where to write
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.truncate(8 + len(text) + end)
+
+
+def _kind(dtype: torch.dtype) -> str:
+    """A dtype's name in such a file."""
+    name = str(dtype).removeprefix("torch.")
+    if name.startswith("float8_"):
+        return f"F8_{name.removeprefix('float8_').upper().removesuffix('FN')}"
+    return {"bool": "BOOL", "bfloat16": "BF16"}.get(name, f"{name[0].upper()}{8 * dtype.itemsize}")
 
 
 class _Opened:
@@ -79,6 +101,9 @@ class _Opened:
     def get_tensor(self, name: str) -> torch.Tensor:
         tensor: torch.Tensor = self._file.get_tensor(name)
         return tensor.to(self._device)
+
+    def get_tensors(self) -> dict[str, torch.Tensor]:
+        return {name: self.get_tensor(name) for name in self._file.keys()}  # noqa: SIM118 it is no dict
 
     def get_slice(self, name: str) -> Any:
         return _Slice(self._file.get_slice(name), self._device)

@@ -7,7 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 from own_scripts import LOOP, TRAINS, estimated, measured_bytes, written
+from safetensors import safe_open
 from safetensors.torch import save_file
+
+from snugfit.simulator.stored_tensors import _save_file
 
 LOOKS = "lambda storage, place: storage"
 MOVES = 'lambda storage, place: storage.cuda(0) if device.type == "cuda" else storage'
@@ -68,11 +71,22 @@ def test_training_goes_on_from_a_file(files, capsys, place):
         'model.load_state_dict(torch.load("object.pt", map_location=device, weights_only=False).state_dict())',
         """
         from safetensors.torch import load_file, load_model, safe_open
-        model.load_state_dict(load_file("model.safetensors", device=str(device)))
+        weights = load_file("model.safetensors", device=str(device))
+        assert all(weight.device.type == device.type for weight in weights.values())
+        model.load_state_dict(weights)
         load_model(model, "model.safetensors", device=str(device))
         with safe_open("model.safetensors", "pt", device=0 if device.type == "cuda" else "cpu") as file:
             assert list(file.keys()) == sorted(model.state_dict()) and file.get_tensor("2.bias").device.type == device.type
             assert file.get_slice("0.weight")[:5].shape == (5, 32) and file.get_slice("0.weight").get_shape() == [4096, 32]
+        """,
+        """
+        import os
+        from safetensors.torch import load_file, load_model, save_file, save_model
+        save_file(model.state_dict(), "saved.safetensors", metadata={"format": "pt"})
+        save_model(model, "again.safetensors")
+        assert os.path.getsize("saved.safetensors") > sum(one.nbytes for one in model.parameters())
+        model.load_state_dict(load_file("saved.safetensors"))
+        load_model(model, "again.safetensors", device=str(device))
         """,
         """
         import pickle
@@ -84,7 +98,7 @@ def test_training_goes_on_from_a_file(files, capsys, place):
         assert data["labels"][:5].tolist() == [0, 1, 2, 3, 0] and data["x"].device.type == device.type
         """,
     ],
-    ids=["old", "mapped", "object", "safetensors", "pickle", "data"],
+    ids=["old", "mapped", "object", "safetensors", "saved", "pickle", "data"],
 )
 @pytest.mark.parametrize("device", ["cpu", "rtx-4090"])
 def test_a_file_is_read(files, capsys, lines, device):
@@ -100,3 +114,14 @@ def test_a_file_of_a_card_is_loaded_there(files, capsys, monkeypatch):
     assert more == 4096 * 32 * 4
     code, estimate, err = estimated(capsys, written(files, TRAINS + lines + "\n" + LOOP), device="cpu")
     assert code == 2 and estimate is None and "map_location='cpu' reads them" in err
+
+
+def test_a_file_that_is_saved_is_one_of_safetensors(tmp_path):
+    kinds = ("float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool", "uint16")
+    kinds += ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "complex64")
+    tensors = {kind: torch.zeros(2, 3, dtype=getattr(torch, kind)) for kind in kinds} | {"one": torch.zeros(())}
+    _save_file(tensors, tmp_path / "held.safetensors", {"format": "pt"})
+    with safe_open(tmp_path / "held.safetensors", "pt") as file:
+        assert file.metadata() == {"format": "pt"} and set(file.keys()) == set(tensors)
+        read = {name: file.get_tensor(name) for name in tensors}
+    assert all(read[name].dtype == one.dtype and read[name].shape == one.shape for name, one in tensors.items())
