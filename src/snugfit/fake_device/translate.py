@@ -123,6 +123,7 @@ def names_of_cuda() -> list[str]:
 def cuda_means_sim() -> Iterator[None]:
     """Context in which everything that says "cuda" reaches the fake accelerator."""
     from torch.amp import autocast_mode, grad_scaler
+    from torch.autograd import graph
 
     names = names_of_cuda()
     changes: list[Change] = [
@@ -153,5 +154,13 @@ def cuda_means_sim() -> Iterator[None]:
     changes.append((torch.overrides, "has_torch_function", multihead_kernels.has_torch_function))
     changes.append((autocast_mode.autocast, "__init__", make_autocast))
     changes.append((grad_scaler.GradScaler, "__init__", make_scaler))
-    with replaced(changes), _CudaMeansSim():
+    mode, run = _CudaMeansSim(), graph._engine_run_backward
+
+    def run_backward(*args: Any, **kwargs: Any) -> Any:
+        """`Tensor.backward` is a torch function, within which its mode is off: hooks and checkpoints need it."""
+        with mode:
+            return run(*args, **kwargs)
+
+    changes += [(owner, "_engine_run_backward", run_backward) for owner in (graph, torch.autograd)]
+    with replaced(changes), mode:
         yield

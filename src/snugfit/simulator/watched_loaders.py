@@ -156,13 +156,14 @@ class WatchedLoaders:
         drawn = drawn_by(loader)
         if drawn is None:
             return [], ""
-        size, sampler = drawn
+        size, sampler, in_order = drawn
+        how = size, id(loader.dataset), in_order
         self.read_widths = True
         try:
             known = self._widest.setdefault(loader.dataset if sampler is None else sampler, {})
-            if (size, id(loader.dataset)) not in known:
-                known[size, id(loader.dataset)] = widest_batches(loader)
-            return known[size, id(loader.dataset)]
+            if how not in known:
+                known[how] = widest_batches(loader)
+            return known[how]
         except TypeError:  # a list, say, of which there are no weak references
             return widest_batches(loader)
         finally:

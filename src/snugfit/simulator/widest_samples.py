@@ -58,7 +58,7 @@ def widest_batches(loader: Any) -> tuple[list[list[int]], str]:
         drawn = drawn_by(loader)
         if drawn is None:
             return [], ""
-        size, sampler = drawn
+        size, sampler, in_order = drawn
         count = len(loader.dataset)
         # A sampler that repeats each sample draws more than there are.
         drawn_in_all = min(max(count, len(sampler)), _MOST_DRAWN) if isinstance(sampler, Sized) else count
@@ -66,9 +66,14 @@ def widest_batches(loader: Any) -> tuple[list[list[int]], str]:
         widths = _widths(loader.dataset, size, numbers)
         if len(set(widths.values())) < 2:
             return [], ""
+        in_order = in_order and len(widths) == count
         order = _widest_first(widths)
-        widest, narrowest = order[:size], order[-1:] * len(order[:size])
-        others, batch = _most_unlike(widths)[:size], _batch_of(loader, widest)
+        widest, others, narrowest = (
+            _widest_groups(widths, size)
+            if in_order
+            else (order[:size], _most_unlike(widths)[:size], order[-1:] * len(order[:size]))
+        )
+        batch = _batch_of(loader, widest)
         if others and _shapes(_batch_of(loader, others)) == _shapes(batch):
             others = []  # images that are brought to one size
         size_of = elements if elements(batch) else _numbers  # prompts become numbers in the trainer only
@@ -76,16 +81,24 @@ def widest_batches(loader: Any) -> tuple[list[list[int]], str]:
             return [], ""
     except Exception:  # of the script's code, which is told where the script itself comes to it
         return [], ""
-    if not others and len({widths[number] for number in widest}) == 1 < size:
+    if not others and not in_order and len({widths[number] for number in widest}) == 1 < size:
         others = [*widest[:-1], *order[-1:]]  # the same batch with padding: its mask is not left out
+    if in_order:
+        return [widest, *filter(None, [others])], (
+            "batches are not equally wide: of those that are read in order the widest is taken, so that most real steps may "
+            "take less."
+        )
     of = f"{len(widths)} samples that were read of {len(loader.dataset)}"
     return [widest, *filter(None, [others])], (
         f"batches are not equally wide: each is made of the widest of {of}, so that most real steps may take less."
     )
 
 
-def drawn_by(loader: Any) -> tuple[int, Any] | None:
-    """Returns how many samples make a batch, and what draws them, None where all are drawn; None where no size is fixed."""
+def drawn_by(loader: Any) -> tuple[int, Any, bool] | None:
+    """Returns how many samples make a batch, what draws them, and whether in their order; None where no size is fixed.
+
+    What draws them is None where all are drawn.
+    """
     from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 
     batches = loader.batch_sampler
@@ -93,8 +106,9 @@ def drawn_by(loader: Any) -> tuple[int, Any] | None:
         batches = batches.batch_sampler
     if getattr(type(batches), "__iter__", None) is not BatchSampler.__iter__:  # one that decides which go together
         return None
-    draws_all = isinstance(batches.sampler, RandomSampler | SequentialSampler)
-    return loader.batch_sampler.batch_size, None if draws_all else batches.sampler
+    in_order = isinstance(batches.sampler, SequentialSampler)
+    draws_all = in_order or isinstance(batches.sampler, RandomSampler)
+    return loader.batch_sampler.batch_size, None if draws_all else batches.sampler, in_order
 
 
 def _batch_of(loader: Any, numbers: list[int]) -> Any:
@@ -159,6 +173,21 @@ def _most_unlike(widths: dict[int, _Leaves]) -> list[int]:
         return []
     order = sorted(ratios, key=ratios.__getitem__)
     return list(dict.fromkeys(itertools.chain(*zip(order, reversed(order), strict=True))))
+
+
+def _widest_groups(widths: dict[int, _Leaves], size: int) -> tuple[list[int], list[int], list[int]]:
+    """Of samples that make batches in their order: the batch that is widest once padded, the fullest one, the narrowest."""
+    groups = [list(range(first, min(first + size, len(widths)))) for first in range(0, len(widths), size)]
+
+    def fullness(group: list[int]) -> int:
+        return sum(math.prod(leaf) for number in group for leaf in widths[number])
+
+    def width(group: list[int]) -> int:
+        leaves = zip(*(widths[number] for number in group), strict=False)
+        return sum(len(group) * math.prod(map(max, zip(*leaf, strict=False))) for leaf in leaves)
+
+    widest = max(groups, key=lambda group: (width(group), -fullness(group)))  # padding: its mask is not left out
+    return widest, max(groups, key=fullness), min(groups, key=width)
 
 
 def _not_empty(samples: list[Any], what: str) -> list[Any]:

@@ -62,6 +62,8 @@ def together(texts):
 
 
 def loader_of(data, **settings):
+    by_chance = not {"sampler", "batch_sampler", "shuffle"} & set(settings) and hasattr(data, "__len__")
+    settings = {"shuffle": True} | settings if by_chance else settings
     return torch.utils.data.DataLoader(data, **{"batch_size": 2, "collate_fn": together, **settings})
 
 
@@ -216,3 +218,10 @@ def test_a_sampler_that_repeats_its_samples_may_draw_all():
     sampler = [number for number in (0, 4, 2, 3, 1) for _ in range(4)]
     numbers, said = widest_batches(loader_of(["a", "bbb", "cc", "d", "ee"], sampler=sampler))
     assert numbers == [[1, 2]] and "the widest of 5 samples" in said
+
+
+def test_batches_that_are_read_in_order_are_the_widest_and_the_fullest_of_them():
+    texts = ["a", "bbbb", "ccc", "ddd", "ee", "f", "g"]
+    numbers, said = widest_batches(loader_of(texts, shuffle=False))
+    assert numbers == [[0, 1], [2, 3]] and "of those that are read in order the widest is taken" in said
+    assert widest_batches(loader_of(["a", "bb", "a", "bb"], shuffle=False)) == ([], "")
