@@ -21,6 +21,7 @@ from snugfit.fake_device import multihead_kernels
 from snugfit.fake_device.accelerator import Backend, backend
 from snugfit.fake_device.old_types import converted, old_types
 from snugfit.fake_device.personality import DEVICE_TYPE
+from snugfit.private_torch.backward_errors import backward_under
 from snugfit.private_torch.fake_tensors import FAKES
 from snugfit.private_torch.library_classes import replace_data
 
@@ -123,7 +124,6 @@ def names_of_cuda() -> list[str]:
 def cuda_means_sim() -> Iterator[None]:
     """Context in which everything that says "cuda" reaches the fake accelerator."""
     from torch.amp import autocast_mode, grad_scaler
-    from torch.autograd import graph
 
     names = names_of_cuda()
     changes: list[Change] = [
@@ -154,13 +154,7 @@ def cuda_means_sim() -> Iterator[None]:
     changes.append((torch.overrides, "has_torch_function", multihead_kernels.has_torch_function))
     changes.append((autocast_mode.autocast, "__init__", make_autocast))
     changes.append((grad_scaler.GradScaler, "__init__", make_scaler))
-    mode, run = _CudaMeansSim(), graph._engine_run_backward
-
-    def run_backward(*args: Any, **kwargs: Any) -> Any:
-        """`Tensor.backward` is a torch function, within which its mode is off: hooks and checkpoints need it."""
-        with mode:
-            return run(*args, **kwargs)
-
-    changes += [(owner, "_engine_run_backward", run_backward) for owner in (graph, torch.autograd)]
+    mode = _CudaMeansSim()
+    changes += backward_under(mode)
     with replaced(changes), mode:
         yield

@@ -1,6 +1,6 @@
-"""Errors that are raised while a backward pass runs on an accelerator written in Python.
+"""Code of Python's that runs within a backward pass: its errors on an accelerator written in Python, and its modes.
 
-torch 2.11 to 2.15 loses them, or ends the process.
+torch 2.11 to 2.15 loses such errors, or ends the process.
 """
 
 from __future__ import annotations
@@ -9,6 +9,9 @@ import ctypes
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
+
+from snugfit.attributes import Change
 
 _fetch_error, _let_go = ctypes.pythonapi.PyErr_Fetch, ctypes.pythonapi.Py_DecRef
 _error = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()  # type, value, traceback
@@ -61,3 +64,19 @@ def keep_errors_of_backward() -> None:
 
     graph._engine_run_backward = run_and_raise
     torch.autograd._engine_run_backward = run_and_raise  # type: ignore[attr-defined]
+
+
+def backward_under(mode: TorchFunctionMode) -> list[Change]:
+    """Returns the replacements by which hooks, checkpoints and functions of one's own run under a mode within backward.
+
+    `Tensor.backward` is a torch function itself, so the mode that sees the call is off while it runs.
+    """
+    from torch.autograd import graph
+
+    run = graph._engine_run_backward
+
+    def run_backward(*args: Any, **kwargs: Any) -> Any:
+        with mode:
+            return run(*args, **kwargs)
+
+    return [(owner, "_engine_run_backward", run_backward) for owner in (graph, torch.autograd)]

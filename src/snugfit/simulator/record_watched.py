@@ -63,6 +63,7 @@ def record_watched(
 
     def begun(recorder: Any) -> None:
         recorder.compiles = compiles
+        recorder.values.draws = True
         run(recorder)
 
     without_logs()

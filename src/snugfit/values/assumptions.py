@@ -55,9 +55,22 @@ class Assumptions:
 
     def completed(self, given: Mapping[str, Any]) -> Assumptions:
         """Returns these, with the values `given` by a batch for what nobody set."""
-        return dataclasses.replace(
-            self, **{name: value for name, value in given.items() if getattr(self, name) is None}
-        )
+        answers = {field.name: getattr(self, field.name) for field in dataclasses.fields(Assumptions)}
+        return _Completed(**answers | {name: one for name, one in given.items() if answers[name] is None}, given=self.said)
+
+    @property
+    def said(self) -> Assumptions:
+        """What a person has said, without what it was completed with."""
+        return self
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class _Completed(Assumptions):
+    given: Assumptions
+
+    @property
+    def said(self) -> Assumptions:
+        return self.given
 
 
 AssumeArgument = Assumptions | Mapping[str, Any] | Iterable[str] | str | None

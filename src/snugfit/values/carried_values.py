@@ -8,8 +8,6 @@ from typing import Any
 
 import torch
 
-from snugfit.values import even_choices
-
 _aten = torch.ops.aten
 IS_ALL_TRUE = _aten._is_all_true.default
 _Facts = Callable[[Sequence[Any]], float | None]
@@ -71,5 +69,5 @@ EQUAL = {_aten.eq.Scalar: True, _aten.ne.Scalar: False}
 """Comparisons of a known value with a number -> whether they ask if the two are equal."""
 NOTHING_THERE = (_aten.sum.default, _aten.sum.dim_IntList, _aten.count_nonzero.default)
 """Operators that make zero of what is nowhere true."""
-KNOWING = frozenset({*CARRIES, *NOTHING_THERE, *FACTS, *even_choices.OPERATORS, IS_ALL_TRUE})
+KNOWING = frozenset({*CARRIES, *NOTHING_THERE, *FACTS, IS_ALL_TRUE})
 """Operators whose results may carry on what is known of their arguments' values."""

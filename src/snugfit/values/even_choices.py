@@ -1,8 +1,9 @@
 """Which experts of a mixture get which tokens, where code of a person's own asks: as many each.
 
-After `idx = scores.topk(k).indices`, `torch.where(idx == number)` or a mask of `one_hot(idx)` says how many tokens an expert
-gets, which depends on values. Each of those that were to choose from is taken to be chosen equally often, as routers are
-trained to do.
+What `scores.topk(k).indices` holds depends on values, and how many tokens an expert gets follows from it, by whatever
+way code finds out: `torch.where(idx == number)`, a mask of `one_hot(idx)`, `bincount`. Each of those that were to choose
+from is taken to be chosen equally often, as routers are trained to do: they are chosen one after another. That says how
+many chose one, and not which one was chosen, nor whether that was right.
 """
 
 from __future__ import annotations
@@ -13,43 +14,42 @@ from typing import Any
 import torch
 
 EVENLY = "each expert (of what topk or argmax chooses) was taken to get as many tokens as the others"
-_OF = "_snugfit_chosen_of"
-"""On a storage of numbers that an operator has chosen: how many there were to choose from."""
+COUNTS = frozenset(
+    {"bincount", "count_nonzero", "cumsum", "histc", "scatter_add", "scatter_add_", "sum", "_unique2", "unique_dim"}
+)
+"""Operators whose results say how many there are."""
 _aten = torch.ops.aten
+_COMPARED = (_aten.eq.Tensor, _aten.ne.Tensor)
 _CHOOSE = {_aten.topk.default: 2, _aten.max.dim: 1, _aten.argmax.default: 1}
 """Operators that choose the largest -> where they are told along which dimension."""
-_EQUAL = (_aten.eq.Scalar, _aten.eq.Tensor)
-_any = _aten.any.dim
-OPERATORS = frozenset({*_CHOOSE, *_EQUAL, _any, _aten._to_copy.default})
-"""Operators that `share_of` is to see."""
 
 
-def chosen_of(tensor: torch.Tensor) -> int | None:
-    """Returns from how many each number of a tensor was chosen, None where that is not known; of what is true or not, 2."""
-    return 2 if tensor.dtype == torch.bool else getattr(tensor.untyped_storage(), _OF, None)
+Steps = list[tuple[Any, tuple[Any, ...]]]
+"""Operators and their arguments; all but the first get the result of the one before in front."""
 
 
-def share_of(func: Any, args: Sequence[Any], copies: Sequence[torch.Tensor], known: float | None) -> float | None:
-    """Returns the share of an operator's result that is true, where it asks which of several was chosen.
-
-    Of an operator that chooses it is noted on the result from how many.
-
-    `copies`: its results. `known`: that share of its first argument.
-    """
-    source, result = args[0], copies[-1]
-    if func in _CHOOSE:
-        place = _CHOOSE[func]
-        dim = args[place] if len(args) > place else -1 if func is _aten.topk.default else None
-        if dim is not None and source.dim():
-            setattr(result.untyped_storage(), _OF, source.shape[dim])
+def choices(func: Any, args: Sequence[Any], result: Any) -> tuple[torch.Tensor, Steps] | None:
+    """Returns the numbers that an operator has chosen, and the steps that make them; None of other operators."""
+    place = _CHOOSE.get(func)
+    if place is None or not args[0].dim():
         return None
-    count: int | None = getattr(source.untyped_storage(), _OF, None)
-    if count is None:
-        if func is _any and known is not None and 0 < known < 1:
-            along: int = source.shape[args[1]]
-            return min(1.0, known * along)
+    several = func is _aten.topk.default
+    dim = args[place] if len(args) > place else -1 if several else None
+    if dim is None:
         return None
-    if func in _EQUAL:
-        return 1 / count
-    setattr(result.untyped_storage(), _OF, count)
-    return None
+    chosen: torch.Tensor = result if isinstance(result, torch.Tensor) else result[-1]
+    count, order = args[0].shape[dim], list(range(chosen.dim()))
+    if several:  # those that are chosen together differ
+        order.append(order.pop(dim))
+    start = count // 2  # special tokens have low numbers, and no text that is wanted goes on with them
+    return chosen, [
+        (_aten.arange.start, (start, start + chosen.numel())),
+        (_aten.remainder.Scalar, (count,)),
+        (_aten.view.default, ([chosen.shape[place] for place in order],)),
+        (_aten.permute.default, ([order.index(place) for place in range(chosen.dim())],)),
+    ]
+
+
+def judges(func: Any, args: Sequence[Any]) -> bool:
+    """Returns whether an operator compares choices one by one with others, which are what is right; experts are numbers."""
+    return func in _COMPARED and args[0].shape == args[1].shape

@@ -21,6 +21,7 @@ from snugfit.private_torch import dispatcher
 from snugfit.private_torch.fake_tensors import FAKES
 from snugfit.techniques.batches import tensors_in
 from snugfit.values.chance import OVERWRITES, SOURCES, Stance, stand_in
+from snugfit.values.even_choices import COUNTS, Steps, choices, judges
 
 MOST_ELEMENTS = 2**23
 """Larger tensors are not worked out."""
@@ -35,6 +36,8 @@ _LIKE = frozenset({"zeros_like", "ones_like", "full_like", "new_zeros", "new_one
 _NOT_WRITTEN = frozenset({"empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided", "empty_permuted"})
 
 
+NOT_RANDOM, EVEN, RANDOM = range(3)
+"""What values follow from: the code alone, choices that are taken to be even as well, random numbers as well."""
 _draws = itertools.count()
 
 
@@ -48,13 +51,13 @@ class Made:
     """How a tensor was made: an operator and its arguments, other tensors among them as they were made.
 
     Of a random operator, shape and dtype of the result and a seed stand in the place of keyword arguments. `random`: whether
-    there is one among the steps.
+    there is one among the steps, or a choice that was taken to be even.
     """
 
     __slots__ = ("args", "func", "index", "kwargs", "random", "steps")
 
     def __init__(
-        self, func: Any, args: Any, kwargs: Any, steps: int, index: int | None = None, random: bool = False
+        self, func: Any, args: Any, kwargs: Any, steps: int, index: int | None = None, random: int = NOT_RANDOM
     ) -> None:
         self.func, self.args, self.kwargs, self.steps, self.index, self.random = (
             func,
@@ -83,6 +86,9 @@ def follow(
         _follow_list(func, args, kwargs)
         return
     _remember(func, args, kwargs, tensors, result)
+    chosen = choices(func, args, result)
+    if chosen is not None and _made(chosen[0]) is None and _may_be_known(chosen[0]):
+        _note(chosen[0], _evenly(chosen[1]))
     if func._schema.is_mutable:
         _count_writes(func, args, kwargs)
 
@@ -110,8 +116,8 @@ def _remember(
     if drawn:
         named = {"shape": tuple(result.shape), "dtype": result.dtype, "seed": next(_draws)}
     steps, random = _steps_to((given, named.values()))
-    random = drawn or random
-    if steps <= _MOST_STEPS:
+    random = RANDOM if drawn else random
+    if steps <= _MOST_STEPS and not (random == EVEN and judges(func, args)):
         for index, one in enumerate(results):
             made = Made(func, given, named, steps, None if one is result else index, random)
             # Masks and labels are followed further than random or many real numbers: through the whole training.
@@ -121,6 +127,13 @@ def _remember(
             _note(one, made, written)
             if written and further and one._base is not None:
                 _write_through(one, made, one._base)
+
+
+def _evenly(steps: Steps) -> Made:
+    made: tuple[Made, ...] = ()
+    for number, (func, args) in enumerate(steps, 1):
+        made = (Made(func, (*made, *args), {}, number, random=EVEN),)
+    return made[0]
 
 
 def _may_be_known(result: Any) -> bool:
@@ -200,9 +213,26 @@ def known_value(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def random_value(tensor: torch.Tensor) -> Callable[[Stance], torch.Tensor] | None:
-    """Returns a function that works out values which follow from code and random numbers alone; else None."""
+    """Returns a function that works out values which follow from code and random numbers or choices alone; else None."""
     made = _made(tensor)
     return functools.partial(_values, made) if made is not None and made.random else None
+
+
+def is_even(tensor: torch.Tensor) -> bool:
+    """Returns whether choices that are taken to be even decide on the values of a tensor, and no random numbers."""
+    made = _made(tensor)
+    return made is not None and made.random == EVEN
+
+
+def says_how_many(tensor: torch.Tensor) -> bool:
+    """Returns whether the values of a tensor follow from how many there are of something."""
+    made = _made(tensor)
+    return made is not None and _counts(made)
+
+
+def _counts(made: Made) -> bool:
+    named = () if made.kwargs is None else made.kwargs.values()
+    return made.func is not None and (made.func._opname in COUNTS or any(map(_counts, _parts((made.args, named)))))
 
 
 def _values(made: Made, stance: Stance) -> torch.Tensor:
@@ -276,10 +306,10 @@ def _parts(value: Any) -> list[Made]:
     return [made for part in value for made in _parts(part)]
 
 
-def _steps_to(given: Any) -> tuple[int, bool]:
+def _steps_to(given: Any) -> tuple[int, int]:
     """How many steps lead to an operator with these arguments, itself included, and whether one of them is random."""
     parts = _parts(given)
-    return 1 + max((part.steps for part in parts), default=0), any(part.random for part in parts)
+    return 1 + max((part.steps for part in parts), default=0), max((part.random for part in parts), default=NOT_RANDOM)
 
 
 def _work_out(made: Made, done: dict[Any, Any], stance: Stance) -> Any:

@@ -16,13 +16,14 @@ import torch
 from snugfit import private_torch
 from snugfit.errors import CannotSimulateError
 from snugfit.private_torch.fake_tensors import FakeTensor
-from snugfit.values import even_choices, fake_failure
+from snugfit.values import fake_failure
 from snugfit.values.assumptions import Assumptions
 from snugfit.values.beam_search import TO_THE_END, beams_may_go_on
 from snugfit.values.carried_values import CARRIES, DECIDES, EQUAL, FACTS, IS_ALL_TRUE, NOTHING_THERE
 from snugfit.values.chance import Chance
-from snugfit.values.known_values import known_value, random_value
-from snugfit.values.value_sizes import ValueSizes
+from snugfit.values.even_choices import EVENLY
+from snugfit.values.known_values import is_even, known_value, random_value, says_how_many
+from snugfit.values.value_sizes import DRAWN, ValueSizes
 
 ANSWER = "the training step was told that losses and gradients are finite"
 CHECKS = "checks that a library makes of values (torch._check) were taken to hold"
@@ -58,6 +59,8 @@ class ReadValues:
         self.sizes = ValueSizes(self)
         self.chance = Chance()
         """What random numbers are taken to be."""
+        self.draws = False
+        """Whether random numbers that are read are drawn, as on the host of a script, and not tried from least to most."""
         self.told: Callable[[torch.dtype], Any] | None = None
         """Answers in place of the assumptions, while a library's code runs that is known to ask."""
         self.ledger = ledger
@@ -93,11 +96,6 @@ class ReadValues:
         """Records what is known of an operator's results from what is known of its arguments."""
         if func in FACTS or func is IS_ALL_TRUE:
             self._fact(func, args, copies[0])
-        if func in even_choices.OPERATORS:
-            share = even_choices.share_of(func, args, copies, self.ledger.value(sources[0]))
-            if share is not None:
-                self.ledger.set_value(copies[0], share)
-                return
         known = [value for value in map(self.ledger.value, sources) if value is not None]
         if len(known) < len(sources):
             decides = DECIDES.get(func)
@@ -147,7 +145,7 @@ class ReadValues:
         truth = self.ledger.value(tensor)
         if truth is not None:
             if tensor.dtype == torch.bool:
-                self.answered.add(ANSWER if truth in (0, 1) else even_choices.EVENLY)
+                self.answered.add(ANSWER)
             return bool(truth) if tensor.dtype == torch.bool else int(truth) if _whole(tensor) else truth
         if self.held and tensor.dtype == torch.bool:
             self.answered.add(self.held)
@@ -192,11 +190,15 @@ class ReadValues:
 
     def _random(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """What a tensor of random numbers is taken to hold, unless an assumption was given for it."""
-        given = self.assumptions
+        given = self.assumptions.said
         said = {torch.bool: given.branch, torch.int64: given.integer}.get(tensor.dtype)
         value_at = random_value(tensor) if said is None else None
-        if value_at is None:
+        even = value_at is not None and is_even(tensor)
+        if value_at is None or (even and tensor.dtype != torch.bool and not says_how_many(tensor)):
             return None
+        if self.draws or even:
+            self.answered.add(EVENLY if even else DRAWN)
+            return value_at("drawn")
         with private_torch.without_modes():
             return self.chance.answer(value_at, fake_failure.place_outside())
 

@@ -12,15 +12,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from snugfit import private_torch
-from snugfit.values import even_choices, fake_failure
-from snugfit.values.known_values import random_value
+from snugfit.values import fake_failure
+from snugfit.values.even_choices import EVENLY
+from snugfit.values.known_values import is_even, random_value
 
 if TYPE_CHECKING:
     from snugfit.values.read_values import ReadValues
 
-DRAWN = "sizes that random numbers decide are those of numbers that were drawn once"
+DRAWN = "what random numbers decide is what numbers that were drawn once do"
 NO_ZEROS = "real numbers were taken not to be zero (nonzero)"
-ALL_CHOSEN = "of what topk or argmax chooses from, all were taken to be chosen (unique)"
+BOTH = "masks were taken to be true here and there (unique)"
 ALL_BOXES = "of boxes that overlap (nms), all were taken to be kept"
 
 
@@ -84,11 +85,6 @@ class ValueSizes:
         if values is not None:
             return int(values.count_nonzero())
         share = self._values.ledger.value(tensor)
-        if share is not None and 0 < share < 1:
-            if self._values.assumptions.nonzero is None:
-                self._values.answered.add(even_choices.EVENLY)
-            else:  # what was said goes before it
-                share = None
         if share is None and self._values.held and tensor.dtype == torch.bool:
             self._values.answered.add(self._values.held)
             share = 1.0
@@ -101,10 +97,9 @@ class ValueSizes:
 
     def _distinct(self, source: torch.Tensor, elements: int, operator: str, module: str) -> int:
         """How many different values are among `elements` of a tensor."""
-        most = even_choices.chosen_of(source)
-        if most is not None and source.numel() == elements and self._values.assumptions.unique is None:
-            self._values.answered.add(ALL_CHOSEN)
-            return min(elements, most)
+        if source.dtype == torch.bool and source.numel() == elements and self._values.assumptions.unique is None:
+            self._values.answered.add(BOTH)
+            return min(elements, 2)
         return min(elements, max(1, round(self._share("unique", operator, module) * elements))) if elements else 0
 
     def _total(self, tensor: torch.Tensor, operator: str, module: str) -> int:
@@ -119,9 +114,11 @@ class ValueSizes:
         """The values of a tensor that decide on a size, with random numbers as they are drawn once."""
         exact = self._values.exact(tensor)
         value_at = random_value(tensor) if exact is None else None
-        if value_at is None:
+        even = value_at is not None and is_even(tensor)
+        said = self._values.assumptions.said
+        if value_at is None or (even and (said.nonzero, said.unique) != (None, None)):  # what was said goes before it
             return exact
-        self._values.answered.add(DRAWN)
+        self._values.answered.add(EVENLY if even else DRAWN)
         return value_at("drawn")
 
     def _share(self, name: str, operator: str, module: str) -> float:

@@ -1,9 +1,13 @@
 """A backend in Python that is *the* accelerator of a process: its kernels, modes, autocast, and errors of backward."""
 
+import pytest
 import torch
 from backend_in_a_worker import REGISTERED, in_a_worker
+from torch.overrides import TorchFunctionMode
 
+from snugfit.attributes import replaced
 from snugfit.private_torch import python_backend
+from snugfit.private_torch.backward_errors import backward_under
 
 
 def test_values_of_a_tensor_that_was_made_of_them_stay_beside_it():
@@ -150,3 +154,27 @@ for _ in range(3):
 """
     )
     assert said.split("\n")[:3] == ["integer division or modulo by zero"] * 3
+
+
+def weight_of(loss):
+    return loss.grad_fn.next_functions[0][0].variable
+
+
+@pytest.mark.parametrize("by", [torch.Tensor.backward, lambda loss: torch.autograd.grad(loss, [weight_of(loss)])])
+def test_backward_under(by):
+    """A mode sees what hooks call, although it is off while `Tensor.backward` runs, which it has seen itself."""
+    seen = []
+
+    class Sees(TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    mode, weight = Sees(), torch.ones(2, requires_grad=True)
+    weight.register_hook(torch.sinh)
+    with mode:
+        by(weight.sum())
+    assert torch.sinh not in seen
+    with replaced(backward_under(mode)), mode:
+        by(weight.sum())
+    assert torch.sinh in seen

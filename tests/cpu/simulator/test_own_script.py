@@ -178,3 +178,19 @@ def test_text_is_generated_to_its_greatest_length(tmp_path, capfd, beams):
 def test_a_function_that_is_compiled_and_not_called_is_not_told_of(tmp_path, capsys):
     code, _, err = estimated(capsys, written(tmp_path, TRAINS + "torch.compile(print)\n" + LOOP))
     assert code == 0 and "torch.compile" not in err
+
+
+RANDOM_LENGTHS = """
+for step in range(8):
+    rows = int(torch.randint(1000, 4000, (1,), device=device))
+    assert 1000 <= rows < 4000 and bool(torch.rand((), device=device) < 2)
+    model(torch.randn(rows, 32, device=device)).sum().backward()
+    optimizer.step()
+"""
+
+
+def test_random_numbers_that_a_script_reads_are_drawn(tmp_path, capsys):
+    code, found, err = estimated(capsys, written(tmp_path, TRAINS + RANDOM_LENGTHS))
+    assert code == 0, err
+    assert any("what random numbers decide" in text for text in found["answered"])
+    assert not any("integer" in text or "branch" in text for text in found["answered"])

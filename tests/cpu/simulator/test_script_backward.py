@@ -58,3 +58,51 @@ def test_a_profile_trains_as_the_script_does(tmp_path):
     subprocess.run([sys.executable, path, "alone.pt"], cwd=tmp_path, check=True)
     watched, alone = (torch.load(tmp_path / name) for name in ("watched.pt", "alone.pt"))
     assert torch.equal(watched, alone)
+
+
+SAYS_CUDA = """
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+device = "cuda" if torch.cuda.is_available() else "cpu"
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient.to(device) + torch.ones(1, device=device)
+
+body, places = nn.Linear(64, 64).to(device), nn.Embedding(32, 64).to(device)
+
+def block(x):
+    return body(x + places(torch.arange(len(x), device=device)))
+
+def scaled(parameter):
+    parameter.grad.mul_(torch.tensor(0.5, device=device))
+
+body.weight.register_hook(lambda gradient: gradient * torch.ones(1).to(device))
+body.bias.register_post_accumulate_grad_hook(scaled)
+optimizer = torch.optim.SGD([*body.parameters(), *places.parameters()])
+for step in range(4):
+    x = torch.randn(32, 64, device=device, requires_grad=True)
+    loss = Doubled.apply(checkpoint(block, x, use_reentrant=REENTRANT)).mean()
+    BACKWARD
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize("reentrant", ["True", "False"])
+@pytest.mark.parametrize("device", ["cpu", "rtx-4090"])
+def test_what_runs_within_backward_names_its_device(tmp_path, capsys, device, reentrant):
+    text = SAYS_CUDA.replace("REENTRANT", reentrant)
+    path = written(tmp_path, text.replace("BACKWARD", "loss.backward()"))
+    code, _, err = estimated(capsys, path, device=device)
+    assert code == 0, err
+    if reentrant == "False":
+        one = "body.weight.grad, = torch.autograd.grad(loss, [body.weight])"
+        code, _, err = estimated(capsys, written(tmp_path, text.replace("BACKWARD", one)), device=device)
+        assert code == 0, err

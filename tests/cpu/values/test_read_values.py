@@ -342,32 +342,6 @@ def test_what_else_is_written_to_lists_is_not_known_any_more(estimate):
         estimate(loss)
 
 
-@pytest.mark.parametrize(
-    ("mask_of", "share"),
-    [
-        (lambda scores: scores.topk(2).indices == 3, 1 / 8),
-        (lambda scores: scores.topk(2, dim=-1)[1].view(-1).int() == 3, 1 / 8),
-        (lambda scores: (scores.topk(2).indices == 3).any(-1), 2 / 8),
-        (lambda scores: scores.max(-1).indices == 3, 1 / 8),
-        (lambda scores: scores.argmax(-1) == 3, 1 / 8),
-        (lambda scores: F.one_hot(scores.topk(2).indices, 8).permute(2, 1, 0)[3], 1 / 8),
-    ],
-)
-def test_experts_get_as_many_tokens_each(estimate, mask_of, share):
-    def loss_of(share):
-        def loss(output, batch):
-            mask = mask_of(output.repeat(1024, 3)[:, :8])
-            found = torch.where(mask)[0]
-            assert len(found) == share * mask.numel(), (len(found), mask.shape)
-            return entropy(output, batch)
-
-        return loss
-
-    assert any("each expert" in text for text in estimate(loss_of(share)).answered)
-    said = estimate(loss_of(0.5), assume={"nonzero": 0.5}).answered
-    assert not any("each expert" in text for text in said)
-
-
 def test_real_numbers_are_not_zero(estimate):
     """torchmetrics looks for predictions that differ from their neighbours."""
 
