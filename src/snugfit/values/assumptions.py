@@ -56,7 +56,9 @@ class Assumptions:
     def completed(self, given: Mapping[str, Any]) -> Assumptions:
         """Returns these, with the values `given` by a batch for what nobody set."""
         answers = {field.name: getattr(self, field.name) for field in dataclasses.fields(Assumptions)}
-        return _Completed(**answers | {name: one for name, one in given.items() if answers[name] is None}, given=self.said)
+        return _Completed(
+            **answers | {name: one for name, one in given.items() if answers[name] is None}, given=self.said
+        )
 
     @property
     def said(self) -> Assumptions:
