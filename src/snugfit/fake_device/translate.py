@@ -25,12 +25,18 @@ from snugfit.private_torch.backward_errors import backward_under
 from snugfit.private_torch.fake_tensors import FAKES
 from snugfit.private_torch.library_classes import replace_data
 
+numbers_named: set[int] = set()
+"""Which cards code has named by number: there is one."""
+
 
 def device_of(value: Any) -> Any:
     """Returns the fake device for a CUDA device or its name, and anything else as it is."""
-    if isinstance(value, torch.device) and value.type == CUDA:
-        return torch.device(DEVICE_TYPE, 0)
     if isinstance(value, str) and (value == CUDA or value.startswith(f"{CUDA}:")):
+        _, _, number = value.partition(":")
+        numbers_named.update([int(number)] if number.isdecimal() else ())
+        return torch.device(DEVICE_TYPE, 0)
+    if isinstance(value, torch.device) and value.type == CUDA:
+        numbers_named.update([] if value.index is None else [value.index])
         return torch.device(DEVICE_TYPE, 0)
     return value
 
@@ -46,6 +52,8 @@ class _CudaMeansSim(TorchFunctionMode):
         if func in _TRANSLATED:
             if func is torch.Tensor.cuda:
                 blocking = kwargs.get("non_blocking", args[2] if len(args) > 2 else False)
+                number = kwargs.get("device", args[1] if len(args) > 1 else None)
+                device_of(f"{CUDA}:{number}" if type(number) is int else number)
                 return args[0].to(torch.device(DEVICE_TYPE, 0), non_blocking=blocking)
             if func == _IS_CUDA:
                 return args[0].device.type == DEVICE_TYPE
@@ -154,6 +162,7 @@ def cuda_means_sim() -> Iterator[None]:
     changes.append((torch.overrides, "has_torch_function", multihead_kernels.has_torch_function))
     changes.append((autocast_mode.autocast, "__init__", make_autocast))
     changes.append((grad_scaler.GradScaler, "__init__", make_scaler))
+    numbers_named.clear()
     mode = _CudaMeansSim()
     changes += backward_under(mode)
     with replaced(changes), mode:

@@ -2,7 +2,8 @@
 
 The events come from torch's own profiler, asked for memory alone: no operator is recorded, so a step of two thousand
 events costs about 10 ms more and a few hundred KiB. Temporaries inside operators are seen; memory that torch does not
-allocate (files mapped in, shared memory of loader processes, scratch buffers of oneDNN) is not.
+allocate (files mapped in, shared memory of loader processes, scratch buffers of oneDNN) is not, nor what threads of a
+library's own allocate and release: gathered weights that gloo's threads let go of count as alive.
 """
 
 from __future__ import annotations

@@ -21,7 +21,9 @@ def other_cards(need_bytes: int, place: Place, *, may_share: bool) -> str:
     """
     if place.on_cpu:
         return ""
-    roomy = [card for card in DEVICES if card.name != place.card.name and _room_bytes(card) >= need_bytes]
+    if _room_bytes(place.card) >= need_bytes:
+        return f"\n{place.card.name} itself has the memory for the first of these budgets."
+    roomy = [card for card in DEVICES if _room_bytes(card) >= need_bytes]
     named = sorted(roomy, key=lambda card: (card.memory_bytes or 0, card.name))[:_MOST]
     lines = []
     if named:

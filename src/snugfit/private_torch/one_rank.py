@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -117,3 +118,13 @@ def shares_by_storage() -> list[tuple[Any, str, Any]]:
         return bool(own_part(a).untyped_storage()._cdata == own_part(b).untyped_storage()._cdata)
 
     return [(FSDPParam, "reset_sharded_param", reset), (_flat_param, "_same_storage", same_storage)]
+
+
+def all_parameters(model: torch.nn.Module) -> int:
+    """Returns how many parameters a model has, with those that other processes hold of FullyShardedDataParallel's rows."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    wrapped = [] if fsdp is None else fsdp.FullyShardedDataParallel.fsdp_modules(model)
+    rows = [one._handle.flat_param for one in wrapped if one._handle is not None]
+    among = {id(part) for row in rows for part in (row, *(row._params or ()))}
+    others = sum(one.numel() for one in model.parameters() if id(one) not in among)
+    return others + sum(sum(row._numels) for row in rows)

@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from snugfit.attributes import Change, replaced
-from snugfit.errors import InputError
+from snugfit.errors import CannotSimulateError, InputError, option
 from snugfit.workload import Workload
 
 STARTED_BY_TORCHRUN = "It is one of several processes, as torchrun starts them: say how many before it (--gpus N)."
@@ -37,7 +37,7 @@ class Launch:
     def begun(self, recorder: Any) -> Iterator[None]:
         """Context in which a script's processes are this one, recorded by a recorder."""
         with ExitStack() as around:
-            changes = [*self._groups(recorder, around), *_spawns()]
+            changes = [*self._groups(recorder, around), *_spawns(), *_replicas()]
             if self.gpus is not None:
                 os.environ.update(self._environment(self.gpus))
                 changes += _processes()
@@ -56,7 +56,14 @@ class Launch:
 
     def notes(self) -> Iterator[str]:
         """Yields what was asked for and is not so."""
+        from snugfit.fake_device.translate import numbers_named
+
         asked = (self.gpus or 1) * self.nodes
+        if self.ranks is None and len(numbers_named) > 1:
+            yield (
+                f"the script names {' and '.join(f'cuda:{number}' for number in sorted(numbers_named))}: what it puts on "
+                "several cards within one process is counted together, as if they were one card."
+            )
         if self.gpus is not None and self.ranks is None and asked > 1:
             yield f"{asked} processes were asked for, and the script made no process group: each of them trains alone."
         elif self.gpus is not None and self.ranks not in (None, asked):
@@ -116,6 +123,25 @@ def _processes() -> list[Change]:
 
     base = multiprocessing.process.BaseProcess
     return [(base, "start", start), (base, "join", lambda *_, **__: None)]
+
+
+def _replicas() -> list[Change]:
+    """What refuses models whose copies stand on several cards within this process."""
+    from torch.nn import DataParallel
+
+    make = DataParallel.__init__
+
+    def made(model: Any, *args: Any, **settings: Any) -> None:
+        make(model, *args, **settings)
+        if len(cards := model.device_ids) > 1:
+            raise CannotSimulateError(
+                f"nn.DataParallel shares each batch out to {len(cards)} cards within one process, which an estimate does "
+                "not tell apart. torch recommends DistributedDataParallel in its place, a process for each card: "
+                f"{option('gpus')} {len(cards)} estimates that. Without it the estimate is that of one card with the whole "
+                "batch."
+            )
+
+    return [(DataParallel, "__init__", made)]
 
 
 def _cards(count: int) -> list[Change]:

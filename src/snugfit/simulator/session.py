@@ -22,7 +22,7 @@ import torch
 
 from snugfit.errors import InputError, SnugfitError, SnugfitWarning, UncalledBlocksWarning
 from snugfit.fake_device.personality import Personality
-from snugfit.private_torch import shared_units
+from snugfit.private_torch import one_rank, shared_units
 from snugfit.recorder.captured import captured_tensors
 from snugfit.recorder.materialise import remembered, without_memory
 from snugfit.recorder.record import record
@@ -218,9 +218,7 @@ def _refused(error: Exception, model: torch.nn.Module, personality: Personality)
 def weights_of(model: torch.nn.Module, prefix: str = "") -> dict[str, Any]:
     """Returns the bytes of a model's weights by the module that owns them (names behind `prefix`), and their number."""
     found: dict[str, int] = {}
-    count = 0
     for name, parameter in model.named_parameters():
         owner = ".".join(filter(None, (prefix, name.rpartition(".")[0])))
         found[owner] = found.get(owner, 0) + parameter.numel() * parameter.element_size()
-        count += parameter.numel()
-    return {"weight_bytes": found, "parameters": count}
+    return {"weight_bytes": found, "parameters": one_rank.all_parameters(model)}

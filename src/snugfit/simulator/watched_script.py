@@ -6,7 +6,6 @@ well. Where the weights are updated by hand or in hooks (LOMO), a backward pass 
 
 from __future__ import annotations
 
-import sys
 import time
 import weakref
 from collections.abc import Iterable, Iterator
@@ -209,7 +208,10 @@ class WatchedScript:
         from snugfit.simulator.batches import shape_in_words
         from snugfit.training.fallbacks import elements
 
-        self._first = self._first or weakref.ref(module)
+        if self._first is None:
+            self._first = weakref.ref(module)
+            if self.recorder is not None and not self.steps:
+                self._begins_step()
         if self._first() is module and (size := elements(inputs)) > self._largest:
             self._largest, self.batch_shape = size, shape_in_words([inputs])
 
@@ -276,25 +278,16 @@ class WatchedScript:
 
     def _reached(self, steps: int) -> None:
         if not self.steps:
-            self._around.enter_context(replaced([*_savers(), *early_ends(lambda: self.loaders.ended_early)]))
+            self._around.enter_context(replaced(early_ends(lambda: self.loaders.ended_early)))
         if steps > self.steps:
             self._trained_by_step.append(0)
         self.steps = max(self.steps, steps)
         self.loaders.stepped()
         if self.recorder is not None and self.steps != self.recorder.step:
             self.recorder.step = self.steps
-            for entered in (True, False):  # where a step begins, for what is read off by steps
-                self.recorder.on_phase("data", entered)
+            self._begins_step()
 
-
-def _savers() -> list[Change]:
-    """Replacements for what libraries that a script has imported save models by: a simulated one has no values."""
-    found = ((sys.modules.get(module), name) for module, name in _SAVERS)
-    return [
-        (getattr(module, name), "save_pretrained", lambda *_, **__: None)
-        for module, name in found
-        if module is not None
-    ]
-
-
-_SAVERS = (("transformers.modeling_utils", "PreTrainedModel"), ("peft.peft_model", "PeftModel"))
+    def _begins_step(self) -> None:
+        """Marks where a step begins, for what is read off by steps."""
+        for entered in (True, False):
+            self.recorder.on_phase("data", entered)

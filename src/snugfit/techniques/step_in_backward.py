@@ -56,7 +56,7 @@ TECHNIQUE = Technique(
     },
     misfits={
         "step_in_backward contradicts accumulation: microbatches of {recipe.microbatch_size} in a batch of {batch} "
-        "add up their gradients, and this frees each gradient at once. Leave one of them out, or make the batch "
+        "add up their gradients, and step_in_backward frees each at once. Leave one of them out, or make the batch "
         "as small as the microbatch (another batch: different).": lambda r, w: r.step_in_backward and splits(r, w),
         "step_in_backward contradicts clip_norm: the global norm is known only when all gradients are. "
         "Leave one of them out.": lambda r, w: r.step_in_backward and w.clip_norm is not None,

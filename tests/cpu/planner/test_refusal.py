@@ -125,3 +125,8 @@ def test_cards_with_room_are_named_the_smallest_first():
     assert sizes == sorted(sizes) and sizes[0] > place.card.memory_bytes and len(names) == 3
     assert "fewest" in said and "fewest" not in other_cards(place.card.memory_bytes, place, may_share=False)
     assert other_cards(10**15, place, may_share=False) == ""
+
+
+def test_the_card_itself_is_named_where_the_budget_is_too_small():
+    said = other_cards(1, planned.CARD, may_share=True)
+    assert said == f"\n{planned.CARD.card.name} itself has the memory for the first of these budgets."

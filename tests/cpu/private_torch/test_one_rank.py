@@ -195,3 +195,25 @@ def test_one_of_two_processes_that_cut_layers():
     """styles_of_transposed, taken_apart, lying_as, forget_layouts"""
     done = run_code(_ONE_OF_TWO_THAT_CUT)
     assert done.stdout.strip().endswith("well"), done.stderr
+
+
+_FLAT_ROWS = """
+import torch
+from snugfit.private_torch import one_rank
+from torch.distributed.fsdp import FullyShardedDataParallel
+
+one_rank.init_alone(3, 2, "cpu")
+for originals in (True, False):
+    model = torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.Linear(5, 7))
+    first = FullyShardedDataParallel(model[0], device_id=torch.device("cpu"), use_orig_params=originals)
+    model = torch.nn.Sequential(first, model[1])
+    assert sum(one.numel() for one in model.parameters()) < 67
+    assert one_rank.all_parameters(model) == 67, one_rank.all_parameters(model)
+print("done")
+"""
+
+
+def test_parameters_of_rows_that_are_shared_out_are_counted_whole():
+    """all_parameters"""
+    done = run_code(_FLAT_ROWS)
+    assert done.stdout.strip() == "done", done.stderr

@@ -2,7 +2,7 @@
 
 import pytest
 
-from snugfit.errors import InputError
+from snugfit.errors import CannotSimulateError, InputError
 from snugfit.simulator.own_script import estimate_script
 
 TRAIN = """
@@ -61,7 +61,7 @@ def test_the_first_process(tmp_path, end, share):
     assert found.anatomy_bytes["weights"] == share * WEIGHTS
     if share == 1:  # DDP has buckets beside the gradients of the model
         assert found.anatomy_bytes["gradients"] == 2 * WEIGHTS
-    assert found.steps == 3
+    assert found.steps == 3 and found.parameters == 4096 * 4096
 
 
 def test_one_started_alone_asks_how_many(tmp_path):
@@ -108,3 +108,29 @@ def test_processes_that_do_not_meet(tmp_path):
     )
     with pytest.warns(match="the script made no process group"):
         assert estimate_script(str(tmp_path / "train.py"), device="cpu", gpus=2).gpus == 1
+
+
+WITHIN_ONE_PROCESS = """
+import torch
+from torch import nn
+first, second = nn.Linear(64, 64).to("cuda:0"), nn.Linear(64, 4).cuda(OTHER)
+if torch.cuda.device_count() > 1:
+    first = nn.DataParallel(first)
+optimizer = torch.optim.SGD([*first.parameters(), *second.parameters()])
+for step in range(4):
+    second(first(torch.randn(8, 64, device="cuda:0"))).sum().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize("other", [0, 1])
+def test_cards_within_one_process_are_one_which_is_told(tmp_path, other, recwarn):
+    (tmp_path / "train.py").write_text(WITHIN_ONE_PROCESS.replace("OTHER", str(other)))
+    assert estimate_script(str(tmp_path / "train.py"), device="rtx-4090").steps == 3
+    assert any("names cuda:0 and cuda:1" in str(one.message) for one in recwarn) == bool(other)
+
+
+def test_a_model_whose_copies_stand_on_several_cards_is_refused(tmp_path):
+    (tmp_path / "train.py").write_text(WITHIN_ONE_PROCESS.replace("OTHER", "0"))
+    with pytest.raises(CannotSimulateError, match=r"DistributedDataParallel in its place.* 2 estimates that"):
+        estimate_script(str(tmp_path / "train.py"), device="rtx-4090", gpus=2)

@@ -194,3 +194,17 @@ def test_random_numbers_that_a_script_reads_are_drawn(tmp_path, capsys):
     assert code == 0, err
     assert any("what random numbers decide" in text for text in found["answered"])
     assert not any("integer" in text or "branch" in text for text in found["answered"])
+
+
+ONE_STEP = """
+model(torch.randn(4096, 32, device=device)).sum().backward()
+optimizer.step()
+"""
+
+
+def test_the_only_step_of_a_script_is_timed(tmp_path, capsys):
+    code, found, err = estimated(capsys, written(tmp_path, TRAINS + ONE_STEP), "--width", "4096")
+    assert code == 0 and found["steps"] == 1, err
+    forward_and_backward = 2 * 4096 * (32 * 4096 * 2 + 4096 * 4 * 3)
+    assert forward_and_backward <= found["flops"] < 1.1 * forward_and_backward
+    assert 0 < found["step_seconds"] < 0.1
