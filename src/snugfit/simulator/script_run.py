@@ -21,6 +21,8 @@ from snugfit.simulator.script import EnoughSeen, Program, as_main, exit_code, pr
 from snugfit.simulator.watched_script import STEPS, WatchedScript
 from snugfit.workers.failures import line_of
 
+_ELSEWHERE = re.compile(r"https://huggingface\.co|Hugging Face Hub|offline|no internet connection", re.IGNORECASE)
+"""What libraries say where they cannot download."""
 _WANTED_GPUS = re.compile(r"requested gpu: \[([\d, ]+)\]")
 """As Lightning says that there are fewer."""
 
@@ -100,7 +102,8 @@ def _advice(error: Exception, program: Program) -> tuple[str, str]:
         return what, f"{place}: install it there, or install snugfit where the script runs."
     if isinstance(error, ImportError) and program.module is None and "no known parent package" in what:
         return what, "It is part of a package: give it as for `python -m`, in place of its file: -m package.module."
-    if NOT_SENT in what or "https://huggingface.co" in what or type(error).__name__ == "URLError":
+    unreached = isinstance(error, ConnectionError) or type(error).__name__ == "URLError"
+    if unreached or NOT_SENT in what or _ELSEWHERE.search(what):
         what = " ".join(what.split())
         todo = "What it downloads has to be there: begin its training once without snugfit, or fetch the files by hand."
         if "huggingface" in what:

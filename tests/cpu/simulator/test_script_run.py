@@ -38,6 +38,8 @@ def test_what_fails_behind_the_steps_is_one_line(tmp_path, capsys):
         ),
         ("import subprocess\nsubprocess.run(['git', 'pull'])", 2, "no program is started in an estimate"),
         ("import urllib.request\nurllib.request.urlopen('http://127.0.0.1:9')", 2, "What it downloads has to be there"),
+        ("raise ConnectionError('no data set of this name is here')", 2, "What it downloads has to be there"),
+        ("raise FileNotFoundError('not on the Hugging Face Hub either')", 2, "What it downloads has to be there"),
         ("import multiprocessing\nmultiprocessing.Process(target=print).start()", 5, "starts a process"),
         (
             "x = torch.multinomial(torch.ones(2**16, device=device), 2**15)\nprint(x[x > 9].shape)",
@@ -61,6 +63,8 @@ def test_what_fails_behind_the_steps_is_one_line(tmp_path, capsys):
         "itself",
         "program",
         "download",
+        "data set",
+        "hub",
         "process",
         "values",
         "caught",
