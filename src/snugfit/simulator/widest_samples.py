@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 import time
 from collections.abc import Iterator, Mapping, Sequence, Sized
 from typing import Any
@@ -26,6 +27,12 @@ _MOST_DEEP = 3
 """Objects inside objects that are looked into."""
 _MOST_LEAVES = 2**14
 """Tensors and the like of one sample that are counted: an object may refer to its whole data set."""
+_MOST_COLLATED = 16
+"""Batches of a loader that reads in order that are made to see how wide they are."""
+_IN_ORDER = (
+    "batches are not equally wide: of those that are read in order the widest is taken, so that most real steps may take "
+    "less."
+)
 _Leaves = tuple[tuple[int, ...], ...]
 
 
@@ -66,14 +73,11 @@ def widest_batches(loader: Any) -> tuple[list[list[int]], str]:
         widths = _widths(loader.dataset, size, numbers)
         if len(set(widths.values())) < 2:
             return [], ""
-        in_order = in_order and len(widths) == count
+        if in_order and len(widths) == count and (own := _widest_in_order(loader, widths, size)) is not None:
+            return own, _IN_ORDER if own else ""
         order = _widest_first(widths)
-        widest, others, narrowest = (
-            _widest_groups(widths, size)
-            if in_order
-            else (order[:size], _most_unlike(widths)[:size], order[-1:] * len(order[:size]))
-        )
-        batch = _batch_of(loader, widest)
+        widest, narrowest = order[:size], order[-1:] * len(order[:size])
+        others, batch = _most_unlike(widths)[:size], _batch_of(loader, widest)
         if others and _shapes(_batch_of(loader, others)) == _shapes(batch):
             others = []  # images that are brought to one size
         size_of = elements if elements(batch) else _numbers  # prompts become numbers in the trainer only
@@ -81,13 +85,8 @@ def widest_batches(loader: Any) -> tuple[list[list[int]], str]:
             return [], ""
     except Exception:  # of the script's code, which is told where the script itself comes to it
         return [], ""
-    if not others and not in_order and len({widths[number] for number in widest}) == 1 < size:
+    if not others and len({widths[number] for number in widest}) == 1 < size:
         others = [*widest[:-1], *order[-1:]]  # the same batch with padding: its mask is not left out
-    if in_order:
-        return [widest, *filter(None, [others])], (
-            "batches are not equally wide: of those that are read in order the widest is taken, so that most real steps may "
-            "take less."
-        )
     of = f"{len(widths)} samples that were read of {len(loader.dataset)}"
     return [widest, *filter(None, [others])], (
         f"batches are not equally wide: each is made of the widest of {of}, so that most real steps may take less."
@@ -175,19 +174,47 @@ def _most_unlike(widths: dict[int, _Leaves]) -> list[int]:
     return list(dict.fromkeys(itertools.chain(*zip(order, reversed(order), strict=True))))
 
 
-def _widest_groups(widths: dict[int, _Leaves], size: int) -> tuple[list[int], list[int], list[int]]:
-    """Of samples that make batches in their order: the batch that is widest once padded, the fullest one, the narrowest."""
+def _widest_in_order(loader: Any, widths: dict[int, _Leaves], size: int) -> list[list[int]] | None:
+    """The widest batches of samples that are read in their order; none where all are as wide, None if it cannot be told.
+
+    Which takes most is the model's affair, where one has more nodes, say, and another more edges. Two are given by turns, so
+    that each is met behind the first step, and more cannot be.
+    """
     groups = [list(range(first, min(first + size, len(widths)))) for first in range(0, len(widths), size)]
+    sides = [list(zip(*(itertools.chain(*widths[number]) for number in group), strict=False)) for group in groups]
+    padded = [tuple(len(side) * max(side) for side in of[:_MOST_SIDES]) for of in sides]
+    filled = [tuple(map(sum, of[:_MOST_SIDES])) for of in sides]
+    candidates = _largest({number: padded[number] + filled[number] for number in range(len(groups))})
+    if len(candidates) > _MOST_COLLATED:
+        return None
+    made = {number: _sides_of(loader, groups[number]) for number in candidates}
+    widest = _largest(made)
+    if len(widest) > 2 or not made[widest[0]]:
+        return None
+    if len(widest) == 1:
+        most, numbers = widest[0], range(len(groups))
+        least = min(numbers, key=lambda number: sum(filled[number]))
+        emptiest = min(numbers, key=lambda number: (padded[number] != padded[most], sum(filled[number])))
+        alike = padded[least] != padded[most] or filled[least] == filled[most]
+        if alike and _sides_of(loader, groups[least]) == made[most]:
+            return []  # equal samples, or images that are brought to one size
+        if _sides_of(loader, groups[emptiest]) == made[most]:
+            widest.insert(0, emptiest)  # with padding: a mask that is all true is left out
+    return [groups[number] for number in dict.fromkeys(widest)]
 
-    def fullness(group: list[int]) -> int:
-        return sum(math.prod(leaf) for number in group for leaf in widths[number])
 
-    def width(group: list[int]) -> int:
-        leaves = zip(*(widths[number] for number in group), strict=False)
-        return sum(len(group) * math.prod(map(max, zip(*leaf, strict=False))) for leaf in leaves)
+def _largest(sizes: dict[int, tuple[int, ...]]) -> list[int]:
+    """Numbers of those of which no other is as large in every direction, the largest last; of equal ones the first."""
+    found: list[int] = []
+    for number in sorted(sizes, key=lambda number: -sum(sizes[number])):
+        larger = (sizes[one] for one in found if len(sizes[one]) == len(sizes[number]))
+        if not any(all(map(operator.ge, one, sizes[number])) for one in larger):
+            found.append(number)
+    return found[::-1]
 
-    widest = max(groups, key=lambda group: (width(group), -fullness(group)))  # padding: its mask is not left out
-    return widest, max(groups, key=fullness), min(groups, key=width)
+
+def _sides_of(loader: Any, numbers: list[int]) -> tuple[int, ...]:
+    return tuple(itertools.chain(*_shapes(_batch_of(loader, numbers))))
 
 
 def _not_empty(samples: list[Any], what: str) -> list[Any]:

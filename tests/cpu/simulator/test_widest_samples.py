@@ -220,8 +220,33 @@ def test_a_sampler_that_repeats_its_samples_may_draw_all():
     assert numbers == [[1, 2]] and "the widest of 5 samples" in said
 
 
-def test_batches_that_are_read_in_order_are_the_widest_and_the_fullest_of_them():
-    texts = ["a", "bbbb", "ccc", "ddd", "ee", "f", "g"]
-    numbers, said = widest_batches(loader_of(texts, shuffle=False))
-    assert numbers == [[0, 1], [2, 3]] and "of those that are read in order the widest is taken" in said
-    assert widest_batches(loader_of(["a", "bb", "a", "bb"], shuffle=False)) == ([], "")
+def joined_texts(texts):
+    return torch.zeros(len("".join(texts)))
+
+
+@pytest.mark.parametrize(
+    ("texts", "collate", "expected"),
+    [
+        (["a", "bbbb", "ccc", "ddd", "ee", "f", "g"], together, [[0, 1]]),
+        (["a", "bbbb", "ccc", "ddd", "ee", "f", "g"], joined_texts, [[2, 3]]),
+        (["bbb", "bbb", "bbb", "d", "c", "c"], together, [[2, 3], [0, 1]]),
+        (["a", "bb", "a", "bb"], together, []),
+        (["a", "bb", "c", "d"], lambda texts: torch.zeros(len(texts), 9), []),
+    ],
+    ids=["padded", "joined", "cut", "equal", "brought to one size"],
+)
+def test_of_batches_that_are_read_in_order_the_widest_are_given(texts, collate, expected):
+    found, said = widest_batches(loader_of(texts, shuffle=False, collate_fn=collate))
+    assert found == expected and ("of those that are read in order" in said) == bool(expected)
+
+
+def test_two_batches_of_which_neither_is_wider_are_given_by_turns_and_more_are_not():
+    def batch(graphs):
+        return [torch.cat(parts) for parts in zip(*graphs, strict=True)]
+
+    graphs = [(torch.zeros(nodes, 2), torch.zeros(edges)) for nodes, edges in ((9, 1), (2, 7), (1, 1))]
+    found, _ = widest_batches(loader_of(graphs, shuffle=False, batch_size=1, collate_fn=batch))
+    assert found == [[1], [0]]
+    graphs.append((torch.zeros(6, 2), torch.zeros(6)))
+    found, said = widest_batches(loader_of(graphs, shuffle=False, batch_size=1, collate_fn=batch))
+    assert found[0] == [0] and "the widest of 4 samples" in said
