@@ -227,12 +227,16 @@ def is_even(tensor: torch.Tensor) -> bool:
 def says_how_many(tensor: torch.Tensor) -> bool:
     """Returns whether the values of a tensor follow from how many there are of something."""
     made = _made(tensor)
-    return made is not None and _counts(made)
-
-
-def _counts(made: Made) -> bool:
-    named = () if made.kwargs is None else made.kwargs.values()
-    return made.func is not None and (made.func._opname in COUNTS or any(map(_counts, _parts((made.args, named)))))
+    left, seen = [] if made is None else [made], set[int]()
+    while left:
+        step = left.pop()
+        if step.func is None or id(step) in seen:
+            continue
+        if step.func._opname in COUNTS:
+            return True
+        seen.add(id(step))
+        left += _parts((step.args, step.kwargs.values()))
+    return False
 
 
 def _values(made: Made, stance: Stance) -> torch.Tensor:

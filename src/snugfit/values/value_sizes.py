@@ -19,7 +19,7 @@ from snugfit.values.known_values import is_even, random_value
 if TYPE_CHECKING:
     from snugfit.values.read_values import ReadValues
 
-DRAWN = "what random numbers decide is what numbers that were drawn once do"
+DRAWN = "where random numbers decide, they were drawn once"
 NO_ZEROS = "real numbers were taken not to be zero (nonzero)"
 BOTH = "masks were taken to be true here and there (unique)"
 ALL_BOXES = "of boxes that overlap (nms), all were taken to be kept"

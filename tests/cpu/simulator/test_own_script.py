@@ -192,7 +192,7 @@ for step in range(8):
 def test_random_numbers_that_a_script_reads_are_drawn(tmp_path, capsys):
     code, found, err = estimated(capsys, written(tmp_path, TRAINS + RANDOM_LENGTHS))
     assert code == 0, err
-    assert any("what random numbers decide" in text for text in found["answered"])
+    assert any("where random numbers decide" in text for text in found["answered"])
     assert not any("integer" in text or "branch" in text for text in found["answered"])
 
 

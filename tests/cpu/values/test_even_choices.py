@@ -73,13 +73,20 @@ def test_counts_of_tokens_are_read(estimate, counts_of):
     assert any("each expert" in text for text in estimate(loss).answered)
 
 
+def doubled(chosen):
+    for _ in range(60):
+        chosen = chosen + chosen
+    return chosen
+
+
 @pytest.mark.parametrize(
     "asks",
     [
         lambda output, labels: int(output.mean(0).topk(1).indices),
+        lambda output, labels: int(doubled(output.mean(0).topk(1).indices)),
         lambda output, labels: int((output.argmax(1) == labels).sum()),
     ],
-    ids=["which", "whether it is right"],
+    ids=["which", "by many ways", "whether it is right"],
 )
 def test_which_was_chosen_is_not_known_nor_whether_that_was_right(estimate, asks):
     def loss(output, batch):
