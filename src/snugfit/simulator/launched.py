@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from snugfit.attributes import Change, replaced
-from snugfit.errors import CannotSimulateError, InputError, option
+from snugfit.errors import CannotSimulateError, InputError
 from snugfit.workload import Workload
 
 STARTED_BY_TORCHRUN = "It is one of several processes, as torchrun starts them: say how many before it (--gpus N)."
@@ -137,8 +137,7 @@ def _replicas() -> list[Change]:
             raise CannotSimulateError(
                 f"nn.DataParallel shares each batch out to {len(cards)} cards within one process, which an estimate does "
                 "not tell apart. torch recommends DistributedDataParallel in its place, a process for each card: "
-                f"{option('gpus')} {len(cards)} estimates that. Without it the estimate is that of one card with the whole "
-                "batch."
+                f"--gpus {len(cards)} estimates that. Without it the estimate is that of one card with the whole batch."
             )
 
     return [(DataParallel, "__init__", made)]

@@ -132,5 +132,5 @@ def test_cards_within_one_process_are_one_which_is_told(tmp_path, other, recwarn
 
 def test_a_model_whose_copies_stand_on_several_cards_is_refused(tmp_path):
     (tmp_path / "train.py").write_text(WITHIN_ONE_PROCESS.replace("OTHER", "0"))
-    with pytest.raises(CannotSimulateError, match=r"DistributedDataParallel in its place.* 2 estimates that"):
+    with pytest.raises(CannotSimulateError, match=r"DistributedDataParallel in its place.* --gpus 2 estimates that"):
         estimate_script(str(tmp_path / "train.py"), device="rtx-4090", gpus=2)
