@@ -32,13 +32,17 @@ numbers_named: set[int] = set()
 def device_of(value: Any) -> Any:
     """Returns the fake device for a CUDA device or its name, and anything else as it is."""
     if isinstance(value, str) and (value == CUDA or value.startswith(f"{CUDA}:")):
-        _, _, number = value.partition(":")
-        numbers_named.update([int(number)] if number.isdecimal() else ())
-        return torch.device(DEVICE_TYPE, 0)
+        return _card(value.partition(":")[2])
     if isinstance(value, torch.device) and value.type == CUDA:
-        numbers_named.update([] if value.index is None else [value.index])
-        return torch.device(DEVICE_TYPE, 0)
+        return _card(value.index)
     return value
+
+
+def _card(number: Any) -> torch.device:
+    """The fake device in place of a card, whose number is noted."""
+    if str(number).isdecimal():
+        numbers_named.add(int(number))
+    return torch.device(DEVICE_TYPE, 0)
 
 
 class _CudaMeansSim(TorchFunctionMode):
@@ -52,9 +56,9 @@ class _CudaMeansSim(TorchFunctionMode):
         if func in _TRANSLATED:
             if func is torch.Tensor.cuda:
                 blocking = kwargs.get("non_blocking", args[2] if len(args) > 2 else False)
-                number = kwargs.get("device", args[1] if len(args) > 1 else None)
-                device_of(f"{CUDA}:{number}" if type(number) is int else number)
-                return args[0].to(torch.device(DEVICE_TYPE, 0), non_blocking=blocking)
+                device = kwargs.get("device", args[1] if len(args) > 1 else None)
+                card = _card(device) if device is None or isinstance(device, int) else device_of(device)
+                return args[0].to(card, non_blocking=blocking)
             if func == _IS_CUDA:
                 return args[0].device.type == DEVICE_TYPE
             if func is torch.Tensor.type:

@@ -55,11 +55,11 @@ def stored_tensors() -> list[Change]:
 
     owners = safetensors, safetensors.torch, sys.modules.get("transformers.modeling_utils")
     changes: list[Change] = [(owner, "safe_open", _Opened) for owner in owners if hasattr(owner, "safe_open")]
-    changes += [(safetensors.torch, "save_file", _save_file), (torch, "save", save), (torch, "load", loaded)]
+    changes += [(safetensors.torch, "save_file", save_file), (torch, "save", save), (torch, "load", loaded)]
     return [*changes, *read_for_real()]
 
 
-def _save_file(
+def save_file(
     tensors: Mapping[str, torch.Tensor], filename: str | os.PathLike[str], metadata: Mapping[str, str] | None = None
 ) -> None:
     """Writes the head of a file of safetensors; what follows is a hole, which takes no room on the disk."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import operator
@@ -187,20 +188,20 @@ def _widest_in_order(loader: Any, widths: dict[int, _Leaves], size: int) -> list
     candidates = _largest({number: padded[number] + filled[number] for number in range(len(groups))})
     if len(candidates) > _MOST_COLLATED:
         return None
-    made = {number: _sides_of(loader, groups[number]) for number in candidates}
-    widest = _largest(made)
-    if len(widest) > 2 or not made[widest[0]]:
+    collated = functools.cache(lambda number: tuple(itertools.chain(*_shapes(_batch_of(loader, groups[number])))))
+    widest = _largest({number: collated(number) for number in candidates})
+    if len(widest) > 2 or not collated(widest[0]):
         return None
     if len(widest) == 1:
         most, numbers = widest[0], range(len(groups))
         least = min(numbers, key=lambda number: sum(filled[number]))
         emptiest = min(numbers, key=lambda number: (padded[number] != padded[most], sum(filled[number])))
         alike = padded[least] != padded[most] or filled[least] == filled[most]
-        if alike and _sides_of(loader, groups[least]) == made[most]:
+        if alike and collated(least) == collated(most):
             return []  # equal samples, or images that are brought to one size
-        if _sides_of(loader, groups[emptiest]) == made[most]:
+        if emptiest != most and collated(emptiest) == collated(most):
             widest.insert(0, emptiest)  # with padding: a mask that is all true is left out
-    return [groups[number] for number in dict.fromkeys(widest)]
+    return [groups[number] for number in widest]
 
 
 def _largest(sizes: dict[int, tuple[int, ...]]) -> list[int]:
@@ -211,10 +212,6 @@ def _largest(sizes: dict[int, tuple[int, ...]]) -> list[int]:
         if not any(all(map(operator.ge, one, sizes[number])) for one in larger):
             found.append(number)
     return found[::-1]
-
-
-def _sides_of(loader: Any, numbers: list[int]) -> tuple[int, ...]:
-    return tuple(itertools.chain(*_shapes(_batch_of(loader, numbers))))
 
 
 def _not_empty(samples: list[Any], what: str) -> list[Any]:

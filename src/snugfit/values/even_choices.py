@@ -22,8 +22,6 @@ _aten = torch.ops.aten
 _COMPARED = (_aten.eq.Tensor, _aten.ne.Tensor)
 _CHOOSE = {_aten.topk.default: 2, _aten.max.dim: 1, _aten.argmax.default: 1}
 """Operators that choose the largest -> where they are told along which dimension."""
-
-
 Steps = list[tuple[Any, tuple[Any, ...]]]
 """Operators and their arguments; all but the first get the result of the one before in front."""
 

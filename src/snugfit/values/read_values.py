@@ -20,13 +20,14 @@ from snugfit.values import fake_failure
 from snugfit.values.assumptions import Assumptions
 from snugfit.values.beam_search import TO_THE_END, beams_may_go_on
 from snugfit.values.carried_values import CARRIES, DECIDES, EQUAL, FACTS, IS_ALL_TRUE, NOTHING_THERE
-from snugfit.values.chance import Chance
+from snugfit.values.chance import Chance, Stance
 from snugfit.values.even_choices import EVENLY
 from snugfit.values.known_values import is_even, known_value, random_value, says_how_many
-from snugfit.values.value_sizes import DRAWN, ValueSizes
+from snugfit.values.value_sizes import ValueSizes
 
 ANSWER = "the training step was told that losses and gradients are finite"
 CHECKS = "checks that a library makes of values (torch._check) were taken to hold"
+DRAWN = "where random numbers decide, they were drawn once"
 ALL_SELECTED = "what masks select of small tensors (64 KiB and less) was taken to be all of it"
 ASSERTED = "assertions of the code (assert) about values were taken to hold"
 _SMALL_BYTES = 2**16
@@ -197,10 +198,14 @@ class ReadValues:
         if value_at is None or (even and tensor.dtype != torch.bool and not says_how_many(tensor)):
             return None
         if self.draws or even:
-            self.answered.add(EVENLY if even else DRAWN)
-            return value_at("drawn")
+            return self.drawn(tensor, value_at)
         with private_torch.without_modes():
             return self.chance.answer(value_at, fake_failure.place_outside())
+
+    def drawn(self, tensor: torch.Tensor, value_at: Callable[[Stance], torch.Tensor]) -> torch.Tensor:
+        """Returns values with the random numbers behind them as they are drawn once, and names that."""
+        self.answered.add(EVENLY if is_even(tensor) else DRAWN)
+        return value_at("drawn")
 
     def assumed(self, dtype: torch.dtype, what: str, module: str) -> Any:
         """Returns what is assumed of a number of a type, or raises `CannotSimulateError`; `what` asks for it."""

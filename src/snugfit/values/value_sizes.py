@@ -13,13 +13,11 @@ import torch
 
 from snugfit import private_torch
 from snugfit.values import fake_failure
-from snugfit.values.even_choices import EVENLY
 from snugfit.values.known_values import is_even, random_value
 
 if TYPE_CHECKING:
     from snugfit.values.read_values import ReadValues
 
-DRAWN = "where random numbers decide, they were drawn once"
 NO_ZEROS = "real numbers were taken not to be zero (nonzero)"
 BOTH = "masks were taken to be true here and there (unique)"
 ALL_BOXES = "of boxes that overlap (nms), all were taken to be kept"
@@ -114,12 +112,11 @@ class ValueSizes:
         """The values of a tensor that decide on a size, with random numbers as they are drawn once."""
         exact = self._values.exact(tensor)
         value_at = random_value(tensor) if exact is None else None
-        even = value_at is not None and is_even(tensor)
         said = self._values.assumptions.said
-        if value_at is None or (even and (said.nonzero, said.unique) != (None, None)):  # what was said goes before it
+        shares_are_said = (said.nonzero, said.unique) != (None, None)  # which goes before what is taken to be even
+        if value_at is None or (shares_are_said and is_even(tensor)):
             return exact
-        self._values.answered.add(EVENLY if even else DRAWN)
-        return value_at("drawn")
+        return self._values.drawn(tensor, value_at)
 
     def _share(self, name: str, operator: str, module: str) -> float:
         share = getattr(self._values.assumptions, name)

@@ -10,7 +10,7 @@ from own_scripts import LOOP, TRAINS, estimated, measured_bytes, written
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from snugfit.simulator.stored_tensors import _save_file
+from snugfit.simulator import stored_tensors
 
 LOOKS = "lambda storage, place: storage"
 MOVES = 'lambda storage, place: storage.cuda(0) if device.type == "cuda" else storage'
@@ -120,7 +120,7 @@ def test_a_file_that_is_saved_is_one_of_safetensors(tmp_path):
     kinds = ("float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool", "uint16")
     kinds += ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "complex64")
     tensors = {kind: torch.zeros(2, 3, dtype=getattr(torch, kind)) for kind in kinds} | {"one": torch.zeros(())}
-    _save_file(tensors, tmp_path / "held.safetensors", {"format": "pt"})
+    stored_tensors.save_file(tensors, tmp_path / "held.safetensors", {"format": "pt"})
     with safe_open(tmp_path / "held.safetensors", "pt") as file:
         assert file.metadata() == {"format": "pt"} and set(file.keys()) == set(tensors)
         read = {name: file.get_tensor(name) for name in tensors}

@@ -4,21 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from own_scripts import TRAINS, estimated, measured_bytes, written
-from torch import nn
 
-import snugfit
 from snugfit import CannotSimulateError
-
-BATCH = torch.randn(16, 8), torch.arange(16) % 3
-
-
-@pytest.fixture(scope="module", params=["cpu", "rtx-4090"])
-def estimate(pool, request):
-    def run(loss, **arguments):
-        model = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 3))
-        return snugfit.estimate(model, BATCH, device=request.param, pool=pool, loss=loss, **arguments)
-
-    return run
 
 
 def scores(output):

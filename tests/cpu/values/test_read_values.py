@@ -12,17 +12,6 @@ from snugfit import CannotSimulateError, InputError
 from snugfit.values import read_values
 from snugfit.values.assumptions import Assumptions, assumptions_from
 
-BATCH = torch.randn(16, 8), torch.arange(16) % 3
-
-
-@pytest.fixture(scope="module", params=["cpu", "rtx-4090"])
-def estimate(pool, request):
-    def run(loss, **arguments):
-        model = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 3))
-        return snugfit.estimate(model, BATCH, device=request.param, pool=pool, loss=loss, **arguments)
-
-    return run
-
 
 def entropy(output, batch):
     return F.cross_entropy(output, batch[1])
