@@ -31,7 +31,8 @@ if __name__ == "__main__":
     if words[0] == "--losses":
         file, words = Path(words[1]), words[2:]
     script = Path(words[0])
-    watched = WatchedScript(script)
+    program = Program(script)
+    watched = WatchedScript(program.owns)
     for seed in (random.seed, numpy.random.seed, torch.manual_seed):
         seed(0)
 
@@ -49,7 +50,7 @@ if __name__ == "__main__":
                 counted = torch.autograd.backward
                 around.enter_context(replaced([(torch.autograd, "backward", told)]))
             around.enter_context(letting_go())
-            around.enter_context(as_main(Program(script), words[1:]))
+            around.enter_context(as_main(program, words[1:]))
             runpy.run_path(str(script), run_name="__main__")
     finally:
         if file is not None:

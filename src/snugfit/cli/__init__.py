@@ -100,7 +100,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         raise InputError(first_words())
     chosen = next((word for word in argv if not word.startswith("-")), None)
     if chosen is not None and chosen not in COMMANDS:
-        if ".py" in chosen or ":" in chosen.strip(":"):
+        if ".py" in chosen or ".ipynb" in chosen or ":" in chosen.strip(":"):
             raise InputError(
                 f"{chosen!r} is no command; one stands before it: `snugfit estimate {chosen}`, for example."
             )
@@ -148,8 +148,8 @@ def parser_with(names: Collection[str | None]) -> tuple[_Parser, dict[str, _Pars
 
 
 def is_script(word: str) -> bool:
-    """Whether a word names a Python file, and no function of it, model of a library or option; or is `-m MODULE`."""
-    return word.startswith("-m ") or (word.endswith(".py") and not re.match(r"-|\w\w+:", word))
+    """Whether a word names a Python file or notebook, and no function, model of a library or option; or is `-m MODULE`."""
+    return word.startswith("-m ") or (word.endswith((".py", ".ipynb")) and not re.match(r"-|\w\w+:", word))
 
 
 def _with_module(argv: Sequence[str]) -> Sequence[str]:

@@ -29,7 +29,7 @@ from snugfit.simulator.own_script import ASSUMED, import_all, on_host, record_sc
 from snugfit.simulator.script import Program, check_script
 from snugfit.simulator.script_lines import STYLES, Lines
 from snugfit.simulator.script_seen import ScriptRecording
-from snugfit.simulator.script_text import diff, read_text
+from snugfit.simulator.script_text import decoded, diff
 from snugfit.simulator.subjects import Subject
 from snugfit.techniques import LOOP_FIELDS
 from snugfit.values.assumptions import AssumeArgument, Assumptions, assumptions_from
@@ -77,7 +77,7 @@ def plan_script(
     plainly = subject(functools.partial(record, None))
     first = Simulations(plainly, place, fresh_workers())
     as_it_is = first.need(Recipe())
-    lines = _lines(script, as_it_is, style)
+    lines = _lines(program, as_it_is, style)
     if place.personality.is_card and not any(one.place == "device" for one in as_it_is.recorded.trace.storages):
         raise on_host(script)
     seen = lines.seen
@@ -167,7 +167,7 @@ def _subject(script: str, workload: Workload, record: Any) -> Subject:
     return Subject(record=record, title=script, workload=workload, built=True, by_recipe=False)
 
 
-def _lines(script: str, as_it_is: Probe, style: str) -> Lines:
+def _lines(program: Program, as_it_is: Probe, style: str) -> Lines:
     """Where lines can be put into a script; `InputError` where several models have no name."""
     recorded = as_it_is.recorded
     assert isinstance(recorded, ScriptRecording)
@@ -175,11 +175,14 @@ def _lines(script: str, as_it_is: Probe, style: str) -> Lines:
     if len(seen.nameless) > 1 or not seen.models:
         what = " and ".join(dict.fromkeys(seen.nameless)) or "what its optimizer updates"
         raise InputError(
-            f"where {script} makes its optimizer, no variable of its code holds {what}, so it cannot be said what lines are "
-            "for which. Keep each model in a variable of the script, such as `model = ...`, before its optimizer is made."
+            f"where {program.path} makes its optimizer, no variable of its code holds {what}, so it cannot be said what "
+            "lines are for which. Keep each model in a variable of the script, such as `model = ...`, before its optimizer "
+            "is made."
         )
     places = (*(model.place for model in seen.models), *(one.place for one in seen.optimizers))
-    return Lines(seen=seen, texts={one.file: read_text(one.file) for one in places if one is not None}, style=style)
+    parts = program.parts()
+    texts = {one.file: decoded(parts.get(one.file) or Path(one.file).read_bytes()) for one in places if one is not None}
+    return Lines(seen=seen, texts=texts, style=style)
 
 
 def _is_better(probe: Probe | None, other: Probe) -> bool:

@@ -20,7 +20,8 @@ def script_plan_card(plan: ScriptPlan) -> str:
     if plan.notes:
         parts.append("\n".join(["No place was found", *table([("-", note) for note in plan.notes]), "", *loose]))
     if plan.diff:
-        parts.append(f"To paste (patch -p0; -o FILE writes it)\n\n{plan.diff}".rstrip("\n"))
+        how = "into the cells by hand" if plan.script.endswith(".ipynb") else "patch -p0; -o FILE writes it"
+        parts.append(f"To paste ({how})\n\n{plan.diff}".rstrip("\n"))
     elif not loose:
         parts.append("Nothing to paste: the script fits as it is, and nothing makes it faster.")
     return "\n\n".join(parts)

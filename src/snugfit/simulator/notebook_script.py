@@ -1,12 +1,83 @@
-"""What a notebook that was saved as a script asks of IPython: timed code is run, words to a shell or a page are left out."""
+"""Notebooks as scripts: their cells, and what they ask of IPython and of the place they were written for.
+
+Timed code is run; words to a shell or a page are left out.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import ast
+import importlib.abc
+import importlib.machinery
+import json
+import linecache
+import os
+import re
+import sys
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
+from snugfit.errors import InputError
+from snugfit.library_imports import needed
+
+SUFFIX = ".ipynb"
 _RUN = ("time", "timeit", "capture", "prun")
 """Magics whose line or cell is code of the notebook."""
+_RUN_CELL = re.compile(rf"%%({'|'.join(_RUN)})\b[^\n]*")
+_HOSTS = ("google", "google.colab", "kaggle_secrets")
+"""Modules that are only there where Colab or Kaggle runs a notebook."""
+_SHOWN = "__snugfit_shown__"
+
+
+def cells_of(path: Path) -> tuple[str, ...]:
+    """Returns the code of a notebook's cells, in Python's own words; `InputError` for what is none."""
+    todo = "Give a notebook as Jupyter saves it, or a Python file."
+    try:
+        cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+        texts = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    except OSError as error:
+        raise InputError(f"notebook {str(path)!r} cannot be read: {error.strerror or error}. {todo}") from error
+    except (ValueError, KeyError, TypeError) as error:  # an old one keeps its cells elsewhere
+        raise InputError(
+            f"{str(path)!r} is no notebook of format 4. {todo} (jupyter nbconvert --to notebook FILE renews an old one.)"
+        ) from error
+    if not (texts := [text for text in texts if text.strip()]):
+        raise InputError(f"notebook {str(path)!r} has no code. {todo}")
+    return tuple(_as_python(text, name_of_cell(path, number)) for number, text in enumerate(texts, 1))
+
+
+def name_of_cell(path: Path, number: int) -> str:
+    """Returns what estimates and errors call a cell; it has the number that Jupyter gives it where all are run in order."""
+    return f"{path}[cell {number}]"
+
+
+def _as_python(text: str, name: str) -> str:
+    """The code of a cell, with IPython's commands (`%time`, `!ls`) as calls of `get_ipython()`."""
+    text = _RUN_CELL.sub("", text, count=1) if _RUN_CELL.match(text.lstrip()) else text
+    try:
+        compile(text, name, "exec", dont_inherit=True)
+        return text
+    except (SyntaxError, ValueError):
+        needs = f"{name} has commands for IPython or is no Python; to read it needs"
+        manager = needed(needs, "IPython.core.inputtransformer2", install="ipython").TransformerManager()
+    begin = re.match(r"(?:[^\S\n]*\n)*", text)
+    plain = "\n" * text[: begin.end() if begin else 0].count("\n") + manager.transform_cell(text)  # which drops these
+    try:
+        compile(plain, name, "exec", dont_inherit=True)
+    except (SyntaxError, ValueError) as error:
+        what = getattr(error, "msg", None) or error
+        raise InputError(
+            f"{name}:{getattr(error, 'lineno', 1)} is no Python: {what}. Mend it; nothing was run."
+        ) from error
+    return plain
+
+
+def tell_lines(parts: Mapping[str, bytes]) -> None:
+    """Lets this process find the lines of cells, which are in no file of theirs."""
+    for name, text in parts.items():
+        linecache.cache[name] = (len(text), None, text.decode().splitlines(keepends=True), name)
 
 
 class Shell:
@@ -19,12 +90,18 @@ class Shell:
     def run_line_magic(self, name: str, line: str, *_: Any, **__: Any) -> None:
         """`%name line`."""
         if name in _RUN and name != "capture":
-            self._run(line)
+            self._run("\n" * (sys._getframe(1).f_lineno - 1) + line)  # so that it has the number it is seen by
+        elif name in ("env", "set_env"):
+            variable, given, value = line.partition("=" if "=" in line else " ")
+            if given:
+                os.environ[variable.strip()] = value.strip()
+        elif name == "cd" and Path(line).is_dir():
+            os.chdir(line)
 
     def run_cell_magic(self, name: str, _: str, cell: str) -> None:
         """`%%name`, and the cell behind it."""
         if name in _RUN:
-            self._run(cell)
+            self._run("\n" * sys._getframe(1).f_lineno + cell)
 
     def getoutput(self, *_: Any, **__: Any) -> list[str]:
         """`lines = !command`."""
@@ -34,3 +111,76 @@ class Shell:
         if name.startswith("_"):
             raise AttributeError(name)
         return lambda *_, **__: None  # `!command`, older spellings of magics, settings
+
+
+class ShownValues(ast.NodeTransformer):
+    """Keeps what the last line of a cell shows, as Jupyter does in `Out`: a tensor that is shown stays."""
+
+    def asks(self, source: bytes, path: str) -> bool:
+        """Whether a file is a cell, and shows what its last line is."""
+        return f"{SUFFIX}[cell " in path and not source.rstrip().endswith(b";")
+
+    def visit_Module(self, node: ast.Module) -> ast.AST:
+        """Hands the value of the last line to `shown`."""
+        last = node.body[-1] if node.body else None
+        if isinstance(last, ast.Expr):
+            last.value = ast.copy_location(ast.Call(ast.Name(_SHOWN, ast.Load()), [last.value], []), last.value)
+        return node
+
+
+def names_of_notebook() -> dict[str, Any]:
+    """Returns what Jupyter sets in a notebook's main module."""
+    shown: dict[int, Any] = {}
+
+    def show(value: Any) -> None:
+        if value is not None:
+            shown[len(shown)] = value
+
+    return {"display": lambda *_, **__: None, "In": [""], "Out": shown, _SHOWN: show}
+
+
+@contextmanager
+def elsewhere() -> Iterator[None]:
+    """Context in which modules of Colab and Kaggle that are not there do nothing: drives to mount, secrets, uploads."""
+    finder = _Finder()
+    sys.meta_path.append(finder)  # behind those that find what is there
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(finder)
+
+
+class _Finder(importlib.abc.Loader):
+    def find_spec(self, name: str, path: Sequence[str] | None = None, target: Any = None) -> Any:
+        if name not in _HOSTS and not name.startswith("google.colab."):
+            return None
+        return importlib.machinery.ModuleSpec(name, self, is_package=True)
+
+    def create_module(self, spec: Any) -> types.ModuleType:
+        return _Host(spec.name)
+
+    def exec_module(self, module: types.ModuleType) -> None: ...
+
+
+class _Host(types.ModuleType):
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _Nothing()
+
+
+class _Nothing:
+    """Is called, and gives secrets that are empty."""
+
+    def __call__(self, *_: Any, **__: Any) -> _Nothing:
+        return self
+
+    def get(self, *_: Any) -> str:
+        return ""
+
+    get_secret = get
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self

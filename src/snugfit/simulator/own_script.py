@@ -31,7 +31,7 @@ from snugfit.simulator.record_watched import record_watched
 from snugfit.simulator.script import Program, check_script
 from snugfit.simulator.script_run import run_watched
 from snugfit.simulator.script_seen import ScriptRecording
-from snugfit.simulator.script_text import read_text
+from snugfit.simulator.script_text import ProgramText
 from snugfit.simulator.thawed_later import thawed_later
 from snugfit.simulator.watched_script import WatchedScript
 from snugfit.units import format_count
@@ -117,8 +117,7 @@ def record_script(
     """
     from snugfit.fake_device.rewritten_code import other_text
 
-    path = program.path
-    watched, before = WatchedScript(path, for_plan=for_plan), set(sys.modules)
+    watched, before = WatchedScript(program.owns, for_plan=for_plan), set(sys.modules)
     launch = Launch(gpus, nodes)
     watched.observer.put_on = put_on
 
@@ -127,7 +126,7 @@ def record_script(
             run_watched(watched, program, arguments, changed or {}, recorder)
 
     with ExitStack() as around:
-        around.enter_context(_silence() if compiles or changed is not None else _numbers_told(path))
+        around.enter_context(_silence() if compiles or changed is not None else _numbers_told(program.path))
         around.enter_context(replaced(watched.changes()))
         recording = record_watched(watched, run, assume, personality, compiles=compiles)
     known = {field.name: getattr(recording, field.name) for field in dataclasses.fields(recording)}
@@ -139,34 +138,35 @@ def record_script(
         workload = watched.workload.replace(gpus=shared.gpus, nodes=shared.nodes)
         found = dataclasses.replace(found, seen=seen, block_names=seen.blocks, workload=workload)
     as_it_is = changed is None  # lines are those of the file then
-    later = _later(path, watched, alone=launch.ranks is None) if as_it_is and watched.enough else ()
+    later = _later(program, watched, alone=launch.ranks is None) if as_it_is and watched.enough else ()
     return dataclasses.replace(found, warnings=(*found.warnings, *launch.notes(), *later))
 
 
-def _later(path: Path, watched: WatchedScript, *, alone: bool) -> Iterator[str]:
+def _later(program: Program, watched: WatchedScript, *, alone: bool) -> Iterator[str]:
     """What to say of what the first steps do not come to: layers, optimizers, and what is computed behind the training."""
     import torch
 
-    text, reached = read_text(str(path)), watched.observer.lines
-    if (line := behind_training(text, watched.ended_at)) is not None:
+    path, whole = program.path, ProgramText(program.parts())
+    text, ended_at, reached = whole.text, whole.numbers(watched.ended_at), whole.numbers(watched.observer.lines)
+    if (line := behind_training(text, ended_at)) is not None:
         yield (
-            f"what {path} does from line {line} on, behind its training, was not looked at: a test there, say, or a "
+            f"what {path} does from {whole.place(line)} on, behind its training, was not looked at: a test there, say, or a "
             "checkpoint that is loaded may take more."
         )
     # Several optimizers may step in loops of their own, which are no passes.
     by_hand = not watched.loaders.trained and watched.observer.how_many == 1
-    if by_hand and (line := behind_passes(text, watched.ended_at)) is not None:
+    if by_hand and (line := behind_passes(text, ended_at)) is not None:
         yield (
-            f"what {path} does from line {line} on, behind a pass through its data, was not looked at, as the pass ends by "
-            "no loader of torch: an evaluation there, say, may take more."
+            f"what {path} does from {whole.place(line)} on, behind a pass through its data, was not looked at, as the "
+            "pass ends by no loader of torch: an evaluation there, say, may take more."
         )
     # a loop of a script of several processes may start them
-    loop = trained_in_turn(text, watched.ended_at, reached) if alone else None
+    loop = trained_in_turn(text, ended_at, reached) if alone else None
     if loop is not None or watched.observer.in_trials:
-        place = "optuna" if loop is None else f"the loop at {path}:{loop}"
+        place = "optuna" if loop is None else f"the loop at {whole.file_line(loop)}"
         yield f"{place} trains from anew in each turn, and the first was looked at: a larger model or batch takes more."
-    if watched.frozen and (thawing := thawed_later(text, watched.ended_at)):
-        places = ", ".join(f"line {line}" for line in thawing)
+    if watched.frozen and (thawing := thawed_later(text, ended_at)):
+        places = ", ".join(map(whole.place, thawing))
         yield (
             f"{format_count(watched.frozen)} parameters do not train in the steps that were looked at. Where {path} lets "
             f"them train later ({places}), their gradients, optimizer state and activations come on top."
@@ -174,8 +174,8 @@ def _later(path: Path, watched: WatchedScript, *, alone: bool) -> Iterator[str]:
     classes = {name for name, one in vars(torch.optim).items() if isinstance(one, type)}
     for line, name in later_optimizers(text, reached, classes):
         yield (
-            f"{path}:{line} makes another optimizer ({name}) behind the steps that were looked at: what it trains may take "
-            "more, and is not predicted."
+            f"{whole.file_line(line)} makes another optimizer ({name}) behind the steps that were looked at: what it trains "
+            "may take more, and is not predicted."
         )
 
 

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib
 import importlib.util
 import os
 import runpy
 import sys
 import traceback
+import types
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 from snugfit.errors import InputError
+from snugfit.simulator import notebook_script
 
 _WATCHING = tuple(f"{Path(__file__).parents[1] / room}{os.sep}" for room in ("fake_device", "recorder", "simulator"))
 """Where the code lies that stands between a script and its libraries."""
@@ -33,9 +36,24 @@ class Program:
     """The file."""
     module: str | None = None
     """The name by which `python -m` runs it; None: it is run as a file."""
+    cells: tuple[str, ...] = ()
+    """The code of a notebook's cells; empty for a file of Python."""
+
+    def parts(self) -> Mapping[str, bytes]:
+        """Returns the text of the file, or of each cell of the notebook, by the name that its lines are told by."""
+        if not self.cells:
+            return {str(self.path): self.path.read_bytes()}
+        name_of = notebook_script.name_of_cell
+        return {name_of(self.path, number): text.encode() for number, text in enumerate(self.cells, 1)}
+
+    def owns(self, file: str) -> bool:
+        """Whether code of a file is that of the program."""
+        return file.startswith(f"{self.path}[cell ") if self.cells else Path(file).resolve() == self.path.resolve()
 
     def names(self) -> dict[str, Any]:
         """Returns what Python sets in the main module of the program before it runs; imports the packages it is in."""
+        if self.cells:
+            return notebook_script.names_of_notebook()
         if self.module is None:
             return {"__file__": str(self.path)}
         package = self.module.rpartition(".")[0]
@@ -53,6 +71,10 @@ def check_script(script: str) -> Program:
     if not script.strip() or not path.is_file():
         what = "names no file" if not script.strip() else "is a folder" if path.is_dir() else "does not exist"
         raise InputError(f"script {script!r} {what}. {todo}")
+    if path.suffix == notebook_script.SUFFIX:
+        notebook = Program(path, cells=notebook_script.cells_of(path))
+        notebook_script.tell_lines(notebook.parts())
+        return notebook
     try:
         if path.suffix != ".pyc" and not zipfile.is_zipfile(path):  # which Python runs as well
             compile(path.read_bytes(), script, "exec", dont_inherit=True)
@@ -88,7 +110,10 @@ def run_script(program: Program, arguments: Sequence[str], *, before_exit: Calla
     try:
         try:
             with as_main(program, arguments):
-                if program.module is None:
+                if program.cells:
+                    with main_module(program) as names:
+                        run_parts(program, names)
+                elif program.module is None:
                     runpy.run_path(str(program.path), run_name="__main__")
                 else:
                     runpy.run_module(program.module, run_name="__main__", alter_sys=True)
@@ -101,25 +126,65 @@ def run_script(program: Program, arguments: Sequence[str], *, before_exit: Calla
     except KeyboardInterrupt:
         return 130
     except BaseException as error:
-        print_error(error, program.path)
+        print_error(error, program)
         return 1
     return 0
+
+
+def run_parts(program: Program, names: dict[str, Any], changed: Mapping[str, str] | None = None) -> None:
+    """Runs a program's file, or its cells, in its main module.
+
+    `changed`: file -> text that is run in its place.
+    """
+    from snugfit.fake_device.rewritten_code import rewriting, rewritten
+
+    if program.cells:
+        notebook_script.tell_lines(program.parts())
+    texts = {file: (changed or {}).get(file) or text for file, text in program.parts().items()}
+    of_notebook = program.cells or any("get_ipython()" in str(text) for text in texts.values())  # saved as a script
+    with ExitStack() as around:
+        if of_notebook:
+            around.enter_context(notebook_script.elsewhere())
+            around.enter_context(rewriting(notebook_script.ShownValues()))
+        for file, text in texts.items():
+
+            def run(code: str | bytes, file: str = file) -> None:
+                exec(rewritten(code, file), names)
+
+            if of_notebook:
+                names["get_ipython"] = functools.partial(notebook_script.Shell, run)
+            run(text)
+
+
+@contextmanager
+def main_module(program: Program) -> Iterator[dict[str, Any]]:
+    """Context in which a new module, without code, is the program's main one."""
+    before, module = sys.modules["__main__"], types.ModuleType("__main__")
+    vars(module).update(program.names())
+    sys.modules["__main__"] = module
+    try:
+        yield vars(module)
+    finally:
+        sys.modules["__main__"] = before
 
 
 @contextmanager
 def as_main(program: Program, arguments: Sequence[str]) -> Iterator[None]:
     """Context in which arguments and path are those of a program that Python runs."""
-    before = sys.argv, list(sys.path)
+    before = sys.argv, list(sys.path), Path.cwd()
     sys.argv = [str(program.path), *arguments]
     # What Python puts first is the script's folder. For `python -m snugfit` it was the current one, in which a folder may
     # have the name of an installed library.
     others = sys.path[1:] if sys.path[:1] in ([""], [str(Path.cwd())]) else sys.path
     sys.path[:] = [str(program.path.resolve().parent if program.module is None else Path.cwd()), *others]
+    if program.cells:  # where Jupyter runs it
+        os.chdir(program.path.resolve().parent)
     try:
         yield
     finally:
         sys.argv = before[0]
         sys.path[:] = before[1]
+        os.chdir(before[2])
 
 
 def exit_code(end: SystemExit) -> int:
@@ -130,10 +195,10 @@ def exit_code(end: SystemExit) -> int:
     return 1
 
 
-def print_error(error: BaseException, path: Path) -> None:
+def print_error(error: BaseException, program: Program) -> None:
     """Prints a traceback that begins in the script, as if it had been run alone."""
     trace = error.__traceback__
-    while trace is not None and trace.tb_frame.f_code.co_filename != str(path):
+    while trace is not None and not program.owns(trace.tb_frame.f_code.co_filename):
         trace = trace.tb_next
     told = traceback.TracebackException(type(error), error, trace)
     told.stack[:] = [frame for frame in told.stack if not frame.filename.startswith(_WATCHING)]

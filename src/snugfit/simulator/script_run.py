@@ -5,9 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import traceback
-import types
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +14,7 @@ from snugfit.errors import CannotSimulateError, InputError, SnugfitError, in_wor
 from snugfit.installed import is_installed
 from snugfit.simulator.harmless import NOT_DONE, NOT_SENT
 from snugfit.simulator.launched import STARTED_BY_TORCHRUN, VARIABLES
-from snugfit.simulator.notebook_script import Shell
-from snugfit.simulator.script import EnoughSeen, Program, as_main, exit_code, print_error
+from snugfit.simulator.script import EnoughSeen, Program, as_main, exit_code, main_module, print_error, run_parts
 from snugfit.simulator.watched_script import STEPS, WatchedScript
 from snugfit.workers.failures import line_of
 
@@ -34,23 +31,14 @@ def run_watched(
 
     `changed`: file -> text that is run in its place.
     """
-    from snugfit.fake_device.rewritten_code import rewritten
-
     watched.recorder = recorder
     path, code = program.path, 0
     try:
-        with as_main(program, arguments), _main_module(program) as names:
-
-            def run(text: str | bytes) -> None:
-                exec(rewritten(text, str(path)), names)
-
-            text = changed.get(str(path)) or path.read_bytes()
-            if "get_ipython()" in str(text):  # saved from a notebook
-                names["get_ipython"] = lambda: Shell(run)
-            run(text)
+        with as_main(program, arguments), main_module(program) as names:
+            run_parts(program, names, changed)
     except EnoughSeen as end:
         frames = traceback.extract_tb(end.__traceback__)
-        watched.ended_at = [frame.lineno for frame in frames if frame.filename == str(path) and frame.lineno]
+        watched.ended_at = [(frame.filename, frame.lineno) for frame in frames if frame.lineno]
     except SystemExit as end:
         code = exit_code(end)
     except CannotSimulateError as error:
@@ -70,7 +58,7 @@ def run_watched(
                 "is not part of the estimate, in which loaders end early and tensors have no values."
             )
             return
-        print_error(error, path)
+        print_error(error, program)
         if isinstance(error, KeyError) and error.args and error.args[0] in VARIABLES:
             raise InputError(f"{path} asks for the variable {error.args[0]}. {STARTED_BY_TORCHRUN}") from error
         seen = f"after {watched.steps} training steps" if watched.steps else "before its optimizer stepped"
@@ -82,10 +70,14 @@ def run_watched(
         raise CannotSimulateError(recorder.refused)
     if not watched.steps:
         ended = f"ended with exit status {code}" if code else "ended"
+        todo = (
+            "What it gives a shell is not run: of training that is started so (!python train.py), give that script."
+            if program.cells
+            else "Give the arguments with which it trains, behind its name, and options of snugfit before it; of a file "
+            f"that only builds a model, name the function: {path}:FUNCTION."
+        )
         raise InputError(
-            f"{path} {ended} without a step of an optimizer of torch.optim, so there is no training step to look at. "
-            "Give the arguments with which it trains, behind its name, and options of snugfit before it; of a file that "
-            f"only builds a model, name the function: {path}:FUNCTION."
+            f"{path} {ended} without a step of an optimizer of torch.optim, so there is no training step to look at. {todo}"
         )
 
 
@@ -124,15 +116,3 @@ def _advice(error: Exception, program: Program) -> tuple[str, str]:
         "If it fails without snugfit too, the error is its own; if it works, it asks the simulated device for something "
         "that it does not have."
     )
-
-
-@contextmanager
-def _main_module(program: Program) -> Iterator[dict[str, Any]]:
-    """Context in which a new module, without code, is the program's main one."""
-    before, module = sys.modules["__main__"], types.ModuleType("__main__")
-    vars(module).update(program.names())
-    sys.modules["__main__"] = module
-    try:
-        yield vars(module)
-    finally:
-        sys.modules["__main__"] = before

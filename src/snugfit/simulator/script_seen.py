@@ -8,7 +8,7 @@ import itertools
 import sys
 import sysconfig
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType, ModuleType
 from typing import TYPE_CHECKING, Any
@@ -98,9 +98,9 @@ class ScriptRecording(Recording):
 class Observer:
     """Looks where a script makes its optimizers, and by what names the code around it knows its modules."""
 
-    def __init__(self, script: Path) -> None:
-        """`script`: whose own names come first."""
-        self._script = str(script.resolve())
+    def __init__(self, owns: Callable[[str], bool]) -> None:
+        """`owns`: whether code of a file is that of the script, whose own names come first."""
+        self._owns = owns
         self._made: weakref.WeakKeyDictionary[Any, tuple[Place | None, list[_Candidate]]] = weakref.WeakKeyDictionary()
         self._models: dict[tuple[Place | None, str], SeenModel] = {}
         self._modules: dict[tuple[Place | None, str], int] = {}
@@ -109,8 +109,8 @@ class Observer:
         self._own_precision = ""
         self.made: weakref.WeakSet[Any] = weakref.WeakSet()
         """Optimizers that were made, as long as they live."""
-        self.lines: set[int] = set()
-        """Lines of the script that were running when an optimizer was made."""
+        self.lines: set[tuple[str, int]] = set()
+        """Files and lines that were running when an optimizer was made."""
         self.in_trials = False
         """Whether optuna called the code that made an optimizer."""
         self.how_many = 0
@@ -154,7 +154,7 @@ class Observer:
         outside = [one for one in outwards(frame) if not is_below(one.f_code.co_filename)]
         frames = [one for one in outside if not _makes_optimizer(one)]
         self.in_trials |= any("optuna" in Path(one.f_code.co_filename).parts for one in outside)
-        self.lines |= {one.f_lineno for one in frames if self._is_script(one.f_code.co_filename)}
+        self.lines |= {(one.f_code.co_filename, one.f_lineno) for one in frames}
         candidates = [one for at, other in enumerate(frames) if is_own(other) for one in _candidates(other, at)]
         of_torch = outside[:1] == frames[:1]  # the class: arguments of torch's are not those of somebody's own
         return (_place(frames[0]) if frames and of_torch and is_own(frames[0]) else None), candidates
@@ -209,11 +209,8 @@ class Observer:
             own_checkpoints=callable(getattr(module, "gradient_checkpointing_enable", None)),
         )
 
-    def _is_script(self, file: str) -> bool:
-        return str(Path(file).resolve()) == self._script
-
     def _strangeness(self, one: _Candidate, module: Any, model: Any) -> tuple[Any, ...]:
-        of_other = not self._is_script(one.place.file)
+        of_other = not self._owns(one.place.file)
         return of_other, one.depth, one.of_module, module is not model, one.name.count("."), len(one.name)
 
 

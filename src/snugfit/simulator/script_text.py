@@ -7,22 +7,52 @@ import difflib
 import io
 import re
 import tokenize
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from snugfit.errors import InputError
 from snugfit.simulator.script_seen import Place
 
 _LINE = re.compile(r"[^\n]*\n|[^\n]+")
+_CELL = re.compile(r".*\[(cell \d+)\]")
 Part = tuple[int, int, bytes]
 """Where bytes of a text begin and end, and what comes in their place."""
 
 
-def read_text(path: str) -> str:
-    """Returns a file's text as Python reads it, its ends of lines as they are."""
-    data = Path(path).read_bytes()
+def decoded(data: bytes) -> str:
+    """Returns the text of a file as Python reads it, its ends of lines as they are."""
     encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
     return data.decode(encoding)
+
+
+class ProgramText:
+    """The parts of a program (a file; the cells of a notebook) as one text, in which loops and what follows are found."""
+
+    def __init__(self, parts: Mapping[str, bytes]) -> None:
+        """`parts`: name -> text, in the order in which they run."""
+        self._first: dict[str, int] = {}
+        self.text = ""
+        for name, data in parts.items():
+            self._first[name] = self.text.count("\n") + 1
+            self.text += f"{decoded(data)}\n"
+
+    def numbers(self, places: Iterable[tuple[str, int]]) -> list[int]:
+        """Returns the numbers in the text of those of some files and lines that are in it."""
+        return [self._first[file] + line - 1 for file, line in places if file in self._first]
+
+    def file_line(self, number: int) -> str:
+        """Returns `file:line` of a line of the text."""
+        file, line = self._part(number)
+        return f"{file}:{line}"
+
+    def place(self, number: int) -> str:
+        """Returns how a person calls a line of the text who knows of which program it is."""
+        file, line = self._part(number)
+        cell = _CELL.fullmatch(file)
+        return f"line {line} of {cell[1]}" if cell else f"line {line}"
+
+    def _part(self, number: int) -> tuple[str, int]:
+        file, first = max((one for one in self._first.items() if one[1] <= number), key=lambda one: one[1])
+        return file, number - first + 1
 
 
 class ScriptText:

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from snugfit.attributes import Change, replaced
@@ -43,18 +42,18 @@ BY_HAND = (
 class WatchedScript:
     """One run of a script: its models, its optimizer steps, its end."""
 
-    def __init__(self, path: Path = Path(), *, for_plan: bool = False) -> None:
-        """Has seen nothing; `path`: a script, for other training none."""
+    def __init__(self, owns: Callable[[str], bool] = lambda _: False, *, for_plan: bool = False) -> None:
+        """Has seen nothing; `owns`: whether code of a file is that of the script."""
         self._for_plan = for_plan
-        self.observer = Observer(path)
+        self.observer = Observer(owns)
         self.switchable: list[str] = []
         self.traits: dict[str, bool] = {}
         self.steps = 0
         """Steps of the optimizer that stepped most; of a script without any, its backward passes."""
         self.notes: list[str] = []
         """What a reader of the estimate must know."""
-        self.ended_at: list[int] = []
-        """Lines of the script that were running when it was ended, that of the outermost function first."""
+        self.ended_at: list[tuple[str, int]] = []
+        """Files and lines that were running when the script was ended, that of the outermost function first."""
         self.batch_shape, self._largest = "", 0
         self._first: weakref.ref[torch.nn.Module] | None = None
         self.block_names: list[str] = []

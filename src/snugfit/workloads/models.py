@@ -189,10 +189,7 @@ def _maker(
     if not colon and Path(spec).is_dir():
         hint = f"it is a folder: with a config.json of transformers it is 'hf:{spec}'. "
     elif not colon and spec.endswith(".ipynb"):
-        hint = (
-            "a notebook is estimated as a script (jupyter nbconvert --to script), a cell of it by %%estimate behind "
-            "%load_ext snugfit. "
-        )
+        hint = "a notebook is estimated and planned as a script (snugfit estimate NOTEBOOK); it is no model. "
     elif not colon and Path(spec).exists():
         hint = "it is a file, and no model. "
     raise InputError(f"model {spec!r} is not understood; {hint}{'Write' if hint else 'write'} {FORMS}.")

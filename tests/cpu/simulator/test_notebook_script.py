@@ -1,0 +1,125 @@
+"""A notebook is estimated, planned and profiled as it is, and its lines are told by cell."""
+
+import json
+
+import pytest
+from own_scripts import LOOP, TRAINS, estimated, written
+
+from snugfit.cli import main
+from snugfit.errors import InputError
+from snugfit.simulator.script import check_script, run_script
+from snugfit.simulator.script_text import ProgramText
+
+COLAB = """
+!pip install -q timm
+%matplotlib inline
+%env SIZE 64
+import os
+from google.colab import drive, userdata
+from kaggle_secrets import UserSecretsClient
+drive.mount('/content/drive')
+os.environ["HF_TOKEN"] = userdata.get("HF_TOKEN") + UserSecretsClient().get_secret("HF_TOKEN")
+size = int(os.environ["SIZE"])
+files = !ls
+display(files)
+"""
+SHOWN = "images = torch.randn(64, 3, 32, 32, device=device)\nmodel(images)"
+
+
+def notebook(folder, *cells, name="train.ipynb"):
+    """A notebook of these cells, with one of prose between each two."""
+    rows = [row for cell in cells for row in ({"cell_type": "markdown", "source": "prose"}, _code(cell))]
+    (folder / name).write_text(json.dumps({"cells": rows, "nbformat": 4, "nbformat_minor": 5, "metadata": {}}))
+    return folder / name
+
+
+def _code(text):
+    return {"cell_type": "code", "source": text.splitlines(keepends=True), "outputs": [], "metadata": {}}
+
+
+def test_it_takes_what_the_same_script_takes_and_lines_are_told_by_cell(tmp_path, capsys):
+    timed = "%%time\n" + LOOP.replace("batch_size=64", "batch_size=size")
+    _, found, err = estimated(capsys, notebook(tmp_path, COLAB, "", TRAINS, timed))
+    assert found is not None, err
+    _, plain, _ = estimated(capsys, written(tmp_path, TRAINS + LOOP, "plain.py"))
+    assert found["peak_allocated_bytes"] == plain["peak_allocated_bytes"]
+    lines = {row["line"].rpartition("/")[2]: row["code"] for row in found["sources"] if row["line"]}
+    assert {line.rpartition(":")[0] for line in lines} <= {"train.ipynb[cell 2]", "train.ipynb[cell 3]"}
+    assert {
+        line: (TRAINS, timed)[int(line[17]) - 2].splitlines()[int(line[20:]) - 1].strip() for line in lines
+    } == lines
+
+
+def test_what_a_cell_shows_stays_in_memory(tmp_path, capsys):
+    def peak(cell):
+        _, found, err = estimated(capsys, notebook(tmp_path, TRAINS, cell, LOOP))
+        assert found is not None, err
+        return found["peak_allocated_bytes"]
+
+    assert peak(SHOWN) == peak(SHOWN.replace("model(images)", "shown = model(images)")) > peak(f"{SHOWN};")
+
+
+def test_what_follows_the_training_is_found_in_the_cells_behind_it(tmp_path, capsys):
+    _, found, err = estimated(capsys, notebook(tmp_path, TRAINS, LOOP, "\nwith torch.no_grad():\n    model(images)"))
+    assert found is not None and "train.ipynb does from line 2 of cell 3 on, behind its training" in err
+
+
+def test_a_plan_puts_its_lines_into_a_cell(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    notebook(tmp_path, f"%%time\n{TRAINS}", LOOP)
+    code = main(["plan", "--device", "rtx-4090", "--budget", "20GiB", "train.ipynb"])
+    out, err = capsys.readouterr()
+    assert code == 0, err
+    assert "To paste (into the cells by hand)" in out and "+++ train.ipynb[cell 1]\n" in out and "fused=True" in out
+
+
+def test_it_runs_in_its_folder_up_to_its_error(tmp_path, capsys, monkeypatch):
+    (tmp_path / "value.txt").write_text("17")
+    program = check_script(
+        str(
+            notebook(
+                tmp_path, "print(open('value.txt').read(), __name__)", "def fails():\n    return missing", "\nfails()"
+            )
+        )
+    )
+    ended = []
+    assert run_script(program, [], before_exit=lambda: ended.append(True)) == 1
+    out, err = capsys.readouterr()
+    assert out == "17 __main__\n" and ended == [True]
+    assert 'train.ipynb[cell 3]", line 2, in <module>\n    fails()\n' in err
+    assert 'train.ipynb[cell 2]", line 2, in fails\n    return missing\n' in err and "script.py" not in err
+
+
+def test_a_notebook_without_a_step_is_told_of_shells(tmp_path, capsys):
+    code, _, err = estimated(capsys, notebook(tmp_path, "!python train.py"))
+    assert code == 2 and "give that script" in err.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    "text, said",
+    [
+        ("{}", "no notebook of format 4"),
+        ("no json", "no notebook of format 4"),
+        ('{"worksheets": [{"cells": []}]}', "no notebook of format 4"),
+        ('{"cells": [{"cell_type": "code", "source": []}]}', "has no code"),
+        (
+            '{"cells": [{"cell_type": "code", "source": "x = 1"}, {"cell_type": "code", "source": "\\ndef f(:"}]}',
+            "2]:2 is no",
+        ),
+    ],
+)
+def test_what_is_no_notebook_is_told(tmp_path, text, said):
+    (tmp_path / "train.ipynb").write_text(text)
+    with pytest.raises(InputError, match=r"train\.ipynb") as error:
+        check_script(str(tmp_path / "train.ipynb"))
+    assert said in str(error.value)
+
+
+def test_lines_of_several_parts_are_numbers_of_one_text():
+    text = ProgramText({"a.ipynb[cell 1]": b"x\ny", "a.ipynb[cell 2]": b"z\n"})
+    assert text.text == "x\ny\nz\n\n"
+    places = [("a.ipynb[cell 1]", 2), ("other.py", 1), ("a.ipynb[cell 2]", 1)]
+    assert text.numbers(places) == [2, 3]
+    assert [text.file_line(number) for number in (2, 3)] == ["a.ipynb[cell 1]:2", "a.ipynb[cell 2]:1"]
+    assert [text.place(number) for number in (2, 3)] == ["line 2 of cell 1", "line 1 of cell 2"]
+    assert ProgramText({"a.py": b"x\ny\n"}).place(2) == "line 2"
