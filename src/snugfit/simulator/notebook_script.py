@@ -6,6 +6,7 @@ Timed code is run; words to a shell or a page are left out.
 from __future__ import annotations
 
 import ast
+import dataclasses
 import importlib.abc
 import importlib.machinery
 import json
@@ -31,21 +32,42 @@ _HOSTS = ("google", "google.colab", "kaggle_secrets")
 _SHOWN = "__snugfit_shown__"
 
 
-def cells_of(path: Path) -> tuple[str, ...]:
-    """Returns the code of a notebook's cells, in Python's own words; `InputError` for what is none."""
+@dataclasses.dataclass(frozen=True, slots=True)
+class Cell:
+    """A cell of code."""
+
+    text: str
+    """Its code, in Python's own words."""
+    error: str = ""
+    """The class of the error that it ended with when the notebook was saved; empty: none."""
+
+    def fails_with(self, error: BaseException) -> bool:
+        """Whether an error is that one, behind which a person went on."""
+        return self.error in [one.__name__ for one in type(error).__mro__]
+
+
+def cells_of(path: Path) -> tuple[Cell, ...]:
+    """Returns the cells of code of a notebook; `InputError` for what is none."""
     todo = "Give a notebook as Jupyter saves it, or a Python file."
     try:
         cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
-        texts = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+        found = [Cell("".join(cell["source"]), _error_of(cell)) for cell in cells if cell["cell_type"] == "code"]
     except OSError as error:
         raise InputError(f"notebook {str(path)!r} cannot be read: {error.strerror or error}. {todo}") from error
-    except (ValueError, KeyError, TypeError) as error:  # an old one keeps its cells elsewhere
+    except (ValueError, LookupError, TypeError, AttributeError) as error:  # an old one keeps its cells elsewhere
         raise InputError(
             f"{str(path)!r} is no notebook of format 4. {todo} (jupyter nbconvert --to notebook FILE renews an old one.)"
         ) from error
-    if not (texts := [text for text in texts if text.strip()]):
+    if not (found := [cell for cell in found if cell.text.strip()]):
         raise InputError(f"notebook {str(path)!r} has no code. {todo}")
-    return tuple(_as_python(text, name_of_cell(path, number)) for number, text in enumerate(texts, 1))
+    return tuple(
+        dataclasses.replace(cell, text=_as_python(cell.text, name_of_cell(path, number)))
+        for number, cell in enumerate(found, 1)
+    )
+
+
+def _error_of(cell: Mapping[str, Any]) -> str:
+    return next((str(one["ename"]) for one in cell.get("outputs", ()) if one["output_type"] == "error"), "")
 
 
 def name_of_cell(path: Path, number: int) -> str:
@@ -63,7 +85,9 @@ def _as_python(text: str, name: str) -> str:
         needs = f"{name} has commands for IPython or is no Python; to read it needs"
         manager = needed(needs, "IPython.core.inputtransformer2", install="ipython").TransformerManager()
     begin = re.match(r"(?:[^\S\n]*\n)*", text)
-    plain = "\n" * text[: begin.end() if begin else 0].count("\n") + manager.transform_cell(text)  # which drops these
+    plain: str = "\n" * text[: begin.end() if begin else 0].count("\n") + manager.transform_cell(
+        text
+    )  # which drops these
     try:
         compile(plain, name, "exec", dont_inherit=True)
     except (SyntaxError, ValueError) as error:

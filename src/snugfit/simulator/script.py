@@ -36,15 +36,15 @@ class Program:
     """The file."""
     module: str | None = None
     """The name by which `python -m` runs it; None: it is run as a file."""
-    cells: tuple[str, ...] = ()
-    """The code of a notebook's cells; empty for a file of Python."""
+    cells: tuple[notebook_script.Cell, ...] = ()
+    """Those of a notebook; empty for a file of Python."""
 
     def parts(self) -> Mapping[str, bytes]:
         """Returns the text of the file, or of each cell of the notebook, by the name that its lines are told by."""
         if not self.cells:
             return {str(self.path): self.path.read_bytes()}
         name_of = notebook_script.name_of_cell
-        return {name_of(self.path, number): text.encode() for number, text in enumerate(self.cells, 1)}
+        return {name_of(self.path, number): cell.text.encode() for number, cell in enumerate(self.cells, 1)}
 
     def owns(self, file: str) -> bool:
         """Whether code of a file is that of the program."""
@@ -146,14 +146,21 @@ def run_parts(program: Program, names: dict[str, Any], changed: Mapping[str, str
         if of_notebook:
             around.enter_context(notebook_script.elsewhere())
             around.enter_context(rewriting(notebook_script.ShownValues()))
-        for file, text in texts.items():
+        for number, (file, text) in enumerate(texts.items()):
 
             def run(code: str | bytes, file: str = file) -> None:
                 exec(rewritten(code, file), names)
 
             if of_notebook:
                 names["get_ipython"] = functools.partial(notebook_script.Shell, run)
-            run(text)
+            try:
+                run(text)
+            except Exception as error:
+                if not program.cells or not program.cells[number].fails_with(error):
+                    raise
+                sys.stdout.write(
+                    f"{file}: {type(error).__name__}, as when the notebook was saved; what follows is run.\n"
+                )
 
 
 @contextmanager

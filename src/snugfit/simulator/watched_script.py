@@ -262,6 +262,8 @@ class WatchedScript:
 
     def _after_step(self, optimizer: Any, *_: Any) -> None:
         if not self._skips:
+            if BY_HAND in self.notes:  # a pass was tried before it was made
+                self.notes.remove(BY_HAND)
             self._counts[optimizer] = self._counts.get(optimizer, 0) + 1
             self._reached(self._counts[optimizer])
 

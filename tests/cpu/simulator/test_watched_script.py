@@ -54,6 +54,12 @@ def test_updates_by_hand_step_with_each_backward_pass(tmp_path, capfd, monkeypat
     assert estimate["peak_allocated_bytes"] == pytest.approx(truth, rel=0.02)
 
 
+def test_a_backward_pass_that_is_tried_before_the_optimizer_is_made_is_no_update_by_hand(tmp_path, capsys):
+    tried = "model(torch.randn(64, 32, device=device)).sum().backward()\noptimizer = "
+    _, found, err = estimated(capsys, written(tmp_path, TRAINS.replace("optimizer = ", tried) + LOOP))
+    assert found is not None and "by hand" not in err
+
+
 LOMO = """
 class Lomo(torch.optim.Optimizer):
     def __init__(self, model):
