@@ -23,8 +23,7 @@ _MOST_BLOCKS = 24
 _ALIKE = 0.02
 """Blocks whose bytes differ by less are shown as one: the allocator rounds their tensors differently."""
 _KEPT = ("gradients", "activations")
-LATER = "what is done only later comes on top: longer batches, more layers that train, a test at the end"
-"""What an estimate of some steps of a person's own does not see."""
+_LATER = "what is done only later comes on top: longer batches, more layers that train"
 
 
 def estimate_card(estimate: Estimate) -> str:
@@ -49,7 +48,7 @@ def _facts(estimate: Estimate) -> Iterator[tuple[str, str]]:
     if estimate.fidelity is not None:
         yield "fidelity", str(estimate.fidelity)
     if estimate.steps is not None:
-        yield "steps", f"the first {estimate.steps}; {LATER}"
+        yield "steps", f"the first {estimate.steps}; {later_in_words(estimate.title)}"
     yield "total", f"{format_bytes(estimate.total_bytes)}{_total_in_words(estimate)}"
     if estimate.peak_reserved_bytes is not None:
         yield (
@@ -85,14 +84,21 @@ def _ranks_in_words(estimate: Estimate) -> str:
     return f"{estimate.gpus}{machines} share the batch; the bytes are those of the fullest ({fullest.ranks}){less}"
 
 
+def later_in_words(title: str) -> str:
+    """Returns what an estimate of some steps of a person's own does not see; a notebook's other cells are run."""
+    return _LATER if title.endswith(".ipynb") else f"{_LATER}, a test at the end"
+
+
 def where_in_words(estimate: Estimate) -> str:
     """Returns where the peak falls: phase, step, operator and module."""
+    behind = estimate.steps is not None and estimate.peak_step >= estimate.steps
     step = (
         ("the first step", "the second step")[estimate.peak_step]
         if estimate.peak_step < 2
         else f"step {estimate.peak_step + 1}"
     )
-    when = estimate.peak_phase if estimate.peak_phase in ("build", "load") else f"{estimate.peak_phase} of {step}"
+    place = "behind the steps" if behind else f"of {step}"
+    when = estimate.peak_phase if estimate.peak_phase in ("build", "load") else f"{estimate.peak_phase} {place}"
     module = f" in {estimate.peak_module}" if estimate.peak_module else ""
     return f"{when}: {short_operator(estimate.peak_operator)}{module}"
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from snugfit.report.console import table
-from snugfit.report.estimate_card import LATER, room_in_words
+from snugfit.report.estimate_card import later_in_words, room_in_words
 from snugfit.report.words import recipe_in_words
 from snugfit.units import format_bytes
 
@@ -49,7 +49,7 @@ def _headline(estimate: Estimate, comparison: Comparison | None) -> str:
 
 def _subject(estimate: Estimate) -> str:
     batch = estimate.batch_shape and f", batch of {estimate.batch_shape}"
-    steps = "" if estimate.steps is None else f", the first {estimate.steps} steps ({LATER})"
+    steps = "" if estimate.steps is None else f", the first {estimate.steps} steps ({later_in_words(estimate.title)})"
     return f"{estimate.title}{batch}, {recipe_in_words(estimate.recipe)}{steps}"
 
 

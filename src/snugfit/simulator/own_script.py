@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib
+import itertools
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -139,15 +140,26 @@ def record_script(
         found = dataclasses.replace(found, seen=seen, block_names=seen.blocks, workload=workload)
     as_it_is = changed is None  # lines are those of the file then
     later = _later(program, watched, alone=launch.ranks is None) if as_it_is and watched.enough else ()
-    return dataclasses.replace(found, warnings=(*found.warnings, *launch.notes(), *later))
+    return dataclasses.replace(found, warnings=(*found.warnings, *launch.notes(), *dict.fromkeys(later)))
 
 
 def _later(program: Program, watched: WatchedScript, *, alone: bool) -> Iterator[str]:
     """What to say of what the first steps do not come to: layers, optimizers, and what is computed behind the training."""
+    parts = program.parts()
+    for end in watched.ends or [[]]:
+        # cells behind the one that was ended are run
+        cell = next((file for file, _ in end if file in parts), None)
+        upto = len(parts) if cell is None else list(parts).index(cell) + 1
+        text = ProgramText(dict(itertools.islice(parts.items(), upto)))
+        yield from _behind(program.path, text, end, watched, alone=alone)
+
+
+def _behind(
+    path: Path, whole: ProgramText, end: Sequence[tuple[str, int]], watched: WatchedScript, *, alone: bool
+) -> Iterator[str]:
     import torch
 
-    path, whole = program.path, ProgramText(program.parts())
-    text, ended_at, reached = whole.text, whole.numbers(watched.ended_at), whole.numbers(watched.observer.lines)
+    text, ended_at, reached = whole.text, whole.numbers(end), whole.numbers(watched.observer.lines)
     if (line := behind_training(text, ended_at)) is not None:
         yield (
             f"what {path} does from {whole.place(line)} on, behind its training, was not looked at: a test there, say, or a "

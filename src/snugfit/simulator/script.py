@@ -131,10 +131,16 @@ def run_script(program: Program, arguments: Sequence[str], *, before_exit: Calla
     return 0
 
 
-def run_parts(program: Program, names: dict[str, Any], changed: Mapping[str, str] | None = None) -> None:
+def run_parts(
+    program: Program,
+    names: dict[str, Any],
+    changed: Mapping[str, str] | None = None,
+    goes_on: Callable[[str, BaseException], bool] = lambda *_: False,
+) -> None:
     """Runs a program's file, or its cells, in its main module.
 
     `changed`: file -> text that is run in its place.
+    `goes_on`: whether cells are run behind one that ended with an error; EnoughSeen ends them in silence.
     """
     from snugfit.fake_device.rewritten_code import rewriting, rewritten
 
@@ -155,12 +161,12 @@ def run_parts(program: Program, names: dict[str, Any], changed: Mapping[str, str
                 names["get_ipython"] = functools.partial(notebook_script.Shell, run)
             try:
                 run(text)
-            except Exception as error:
-                if not program.cells or not program.cells[number].fails_with(error):
+            except BaseException as error:
+                if program.cells and program.cells[number].fails_with(error):
+                    what = f"{file}: {type(error).__name__}, as when the notebook was saved; what follows is run."
+                    sys.stdout.write(f"{what}\n")
+                elif not goes_on(file, error):
                     raise
-                sys.stdout.write(
-                    f"{file}: {type(error).__name__}, as when the notebook was saved; what follows is run.\n"
-                )
 
 
 @contextmanager

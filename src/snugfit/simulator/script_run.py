@@ -33,12 +33,25 @@ def run_watched(
     """
     watched.recorder = recorder
     path, code = program.path, 0
+    failed: list[tuple[str, str]] = []
+
+    def goes_on(name: str, error: BaseException) -> bool:
+        if isinstance(error, EnoughSeen):
+            frames = traceback.extract_tb(error.__traceback__)
+            watched.ends.append([(frame.filename, frame.lineno) for frame in frames if frame.lineno])
+            if watched.gave_up:
+                watched.notes.append(f"what {name} and the cells behind it do was not looked at to the end.")
+            return not watched.gave_up
+        if not program.cells or not watched.ends or not isinstance(error, Exception):
+            return False
+        failed.append((name, f"{in_words(error)}{line_of(error)}"))
+        return True
+
     try:
         with as_main(program, arguments), main_module(program) as names:
-            run_parts(program, names, changed)
-    except EnoughSeen as end:
-        frames = traceback.extract_tb(end.__traceback__)
-        watched.ended_at = [(frame.filename, frame.lineno) for frame in frames if frame.lineno]
+            run_parts(program, names, changed, goes_on)
+    except EnoughSeen:
+        pass
     except SystemExit as end:
         code = exit_code(end)
     except CannotSimulateError as error:
@@ -66,6 +79,13 @@ def run_watched(
             raise InputError(f"with it the script fails {seen}: {in_words(error)}{line_of(error)}.") from error
         what, todo = _advice(error, program)
         raise InputError(f"{path} failed {seen}, with its traceback above: {what}{line_of(error)}. {todo}") from error
+    if failed:
+        first, *others = (name for name, _ in failed)
+        count = f" and {len(others)} of the cells behind it" if others else ""
+        watched.notes.append(
+            f"{first}{count} failed behind a training that was ended early ({failed[0][1]}). What they do is not part of "
+            "the estimate."
+        )
     if not watched.steps and recorder.refused:
         raise CannotSimulateError(recorder.refused)
     if not watched.steps:

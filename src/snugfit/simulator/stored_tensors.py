@@ -35,10 +35,10 @@ def stored_tensors() -> list[Change]:
     """Returns the replacements of what writes and reads tensors."""
     load, kept, numbers = torch.load, dict[int, Any](), dict[Any, int]()
 
-    def save(saved: Any, f: Any, *_: Any, **__: Any) -> None:
+    def save(obj: Any, f: Any, *_: Any, **__: Any) -> None:
         is_path = isinstance(f, str | os.PathLike)
         number = numbers.setdefault(os.path.abspath(f) if is_path else id(f), len(numbers))  # noqa: PTH100 links stay
-        kept[number] = saved
+        kept[number] = obj
         # A file that may be renamed, measured and loaded.
         with open(f, "wb") if is_path else nullcontext(f) as file:  # noqa: PTH123 this one is told where to write
             file.write(b"%s%d" % (_SAVED, number))

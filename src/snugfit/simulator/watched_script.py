@@ -52,8 +52,10 @@ class WatchedScript:
         """Steps of the optimizer that stepped most; of a script without any, its backward passes."""
         self.notes: list[str] = []
         """What a reader of the estimate must know."""
-        self.ended_at: list[tuple[str, int]] = []
-        """Files and lines that were running when the script was ended, that of the outermost function first."""
+        self.ends: list[list[tuple[str, int]]] = []
+        """Files and lines that were running when training was ended, outermost first: once, or once for each cell."""
+        self.gave_up = False
+        """Whether what follows the training was ended, too."""
         self.batch_shape, self._largest = "", 0
         self._first: weakref.ref[torch.nn.Module] | None = None
         self.block_names: list[str] = []
@@ -188,7 +190,10 @@ class WatchedScript:
             recorder.on_phase("forward", True)
         self._calls += 1
         self._trained_by_step[-1] += trains()
-        if self._calls > MOST_CALLS and not self.steps and time.monotonic() - self._began > MOST_SECONDS:
+        if self._calls > MOST_CALLS and time.monotonic() - self._began > MOST_SECONDS and (self.ends or not self.steps):
+            if self.ends:
+                self.gave_up = True
+                raise EnoughSeen
             raise InputError(
                 f"the script has called its models {self._calls} times in {MOST_SECONDS} s and no optimizer of torch.optim "
                 "has stepped: there is no step to look at. Let it evaluate less before it trains."

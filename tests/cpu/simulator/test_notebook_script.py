@@ -59,9 +59,25 @@ def test_what_a_cell_shows_stays_in_memory(tmp_path, capsys):
     assert peak(SHOWN) == peak(SHOWN.replace("model(images)", "shown = model(images)")) > peak(f"{SHOWN};")
 
 
-def test_what_follows_the_training_is_found_in_the_cells_behind_it(tmp_path, capsys):
-    _, found, err = estimated(capsys, notebook(tmp_path, TRAINS, LOOP, "\nwith torch.no_grad():\n    model(images)"))
-    assert found is not None and "train.ipynb does from line 2 of cell 3 on, behind its training" in err
+AGAIN = "other = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)\n" + LOOP.replace("optimizer", "other")
+
+
+def test_cells_behind_the_training_are_looked_at(tmp_path, capsys):
+    tests = "with torch.no_grad():\n    shown = model(torch.randn(2**18, 32, device=device)).sum()\n    del shown"
+    _, alone, err = estimated(capsys, notebook(tmp_path, TRAINS, LOOP, name="alone.ipynb"))
+    assert alone is not None and "behind" not in err, err
+    _, found, err = estimated(capsys, notebook(tmp_path, TRAINS, LOOP, "\n", "print(missing)", AGAIN, tests))
+    assert found is not None, err
+    assert found["peak_allocated_bytes"] > 2**18 * 32 * 4 > alone["peak_allocated_bytes"]
+    assert "train.ipynb[cell 3] failed behind a training that was ended early (NameError" in err
+    assert "another optimizer" not in err
+
+
+def test_what_follows_in_the_cell_of_the_training_is_told(tmp_path, capsys):
+    behind = f"{LOOP}\nwith torch.no_grad():\n    model(torch.randn(4, 32, device=device))"
+    _, found, err = estimated(capsys, notebook(tmp_path, TRAINS, behind, "model(images)"))
+    line = behind.splitlines().index("with torch.no_grad():") + 1
+    assert found is not None and f"train.ipynb does from line {line} of cell 2 on, behind its training" in err
 
 
 def test_a_plan_puts_its_lines_into_a_cell(tmp_path, capsys, monkeypatch):

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from snugfit.recipe import Recipe
-from snugfit.report.estimate_card import LATER
+from snugfit.report.estimate_card import later_in_words
 from snugfit.report.page.dial import dial
 from snugfit.report.page.sections import (
     Section,
@@ -136,7 +136,7 @@ def _facts(found: Mapping[str, Any], where: str) -> Iterator[tuple[str, str]]:
     yield "memory", f"{size(found['total_bytes'])}{where}{f', of it {of_it}' if of_it else ''} (predicted)"
     if found["ranks"] and found["nccl_bytes"] is None and found["processor"] is None:
         yield "NCCL", "comes on top; what it takes on such cards nobody has published"
-    yield "steps", f"the first {found['steps']}; {LATER}" if found["steps"] is not None else ""
+    yield "steps", f"the first {found['steps']}; {later_in_words(found['title'])}" if found["steps"] is not None else ""
     yield "answered", answers_in_words(found["answered"])
     yield "peak", where_in_words(found)
     yield "host memory", size(found["host_bytes"]) if found["host_bytes"] else ""

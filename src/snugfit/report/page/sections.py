@@ -64,9 +64,11 @@ def fidelity_in_words(given: Mapping[str, Any] | None) -> str:
 
 def where_in_words(found: Mapping[str, Any]) -> str:
     """Returns where the peak of an estimate or a profile falls."""
-    step = f" of step {number(found['peak_step']) + 1}" if found.get("peak_step") is not None else ""
+    step, steps = found.get("peak_step"), found.get("steps")
+    behind = step is not None and steps is not None and number(step) >= number(steps)
+    place = "" if step is None else " behind the steps" if behind else f" of step {number(step) + 1}"
     module = f" in {found['peak_module']}" if found["peak_module"] else ""
-    return f"{found['peak_phase'] or 'no phase'}{step}: {short_operator(found['peak_operator'])}{module}"
+    return f"{found['peak_phase'] or 'no phase'}{place}: {short_operator(found['peak_operator'])}{module}"
 
 
 def anatomy(found: Mapping[str, Any]) -> Section | None:
