@@ -100,7 +100,9 @@ def add_shape_options(
     add = parser.add_argument
     models = "torchvision:NAME, timm:NAME, hf:DIR_OR_CONFIG_JSON, hf:KIND or path/file.py:function"
     models += (
-        "; or a training script, path/train.py or -m MODULE, with its own arguments behind it" if or_script else ""
+        "; or a training script, path/train.py or -m MODULE, with its own arguments behind it; or a notebook, path/train.ipynb"
+        if or_script
+        else ""
     )
     add("model", metavar="MODEL", help=models, nargs="?" if optional or or_file else None)
     if or_file:

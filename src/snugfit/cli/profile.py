@@ -40,7 +40,9 @@ class ProfileOptions:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `snugfit profile`."""
-    parser.add_argument("script", metavar="SCRIPT", help="a Python file that trains something, or -m MODULE")
+    parser.add_argument(
+        "script", metavar="SCRIPT", help="a Python file or notebook that trains something, or -m MODULE"
+    )
     rest = parser.add_argument("arguments", metavar="args", nargs=argparse.REMAINDER, help="the script's own arguments")
     rest.required = False
     add_options(parser, ProfileOptions)
