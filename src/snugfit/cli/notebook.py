@@ -1,6 +1,6 @@
 """`%load_ext snugfit`: the cell magic `%%estimate`, for a cell that is a whole training script.
 
-A cell is estimated as `snugfit estimate SCRIPT.py` estimates a file (whole notebooks are given to that command); the line takes that command's options:
+A cell is estimated as `snugfit estimate SCRIPT.py` estimates a file; the line takes that command's options:
 
     %%estimate --device rtx-4090
     import torch

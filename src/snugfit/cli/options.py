@@ -100,7 +100,7 @@ def add_shape_options(
     add = parser.add_argument
     models = "torchvision:NAME, timm:NAME, hf:DIR_OR_CONFIG_JSON, hf:KIND or path/file.py:function"
     models += (
-        "; or a training script, path/train.py or -m MODULE, with its own arguments behind it; or a notebook, path/train.ipynb"
+        "; or a training script or notebook, path/train.py or -m MODULE, with its own arguments behind it"
         if or_script
         else ""
     )
