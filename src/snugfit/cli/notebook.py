@@ -1,4 +1,4 @@
-"""`%load_ext snugfit`: the cell magic `%%estimate`, for a cell that is a whole training script.
+"""`%load_ext snugfit`: the cell magic `%%estimate`, for a cell that trains.
 
 A cell is estimated as `snugfit estimate SCRIPT.py` estimates a file; the line takes that command's options:
 
@@ -6,17 +6,20 @@ A cell is estimated as `snugfit estimate SCRIPT.py` estimates a file; the line t
     import torch
     ...
 
-What other cells have defined is not seen, and nothing of the cell is left in the notebook. The estimate is the cell's
-value.
+Where it asks for names of the notebook, the cells that were run so far are run before it, simulated as well. Nothing of the
+cell is left in the notebook. The estimate is the cell's value.
 """
 
 from __future__ import annotations
 
+import ast
 import contextlib
+import functools
 import itertools
+import json
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,30 +33,54 @@ if TYPE_CHECKING:
 
 def load_ipython_extension(shell: Any) -> None:
     """Gives a notebook the magic; IPython calls it."""
-    shell.register_magic_function(estimate_cell, magic_kind="cell", magic_name="estimate")
+    estimate = functools.partial(estimate_cell, shell.user_ns)
+    shell.register_magic_function(estimate, magic_kind="cell", magic_name="estimate")
 
 
-def estimate_cell(line: str, cell: str) -> Estimate | None:
-    """Estimates a cell; what is wrong with it is one message, and no estimate."""
+def estimate_cell(names: Mapping[str, Any], line: str, cell: str) -> Estimate | None:
+    """Estimates a cell; what is wrong with it is one message, and no estimate.
+
+    `names`: what the notebook knows, `In` among it: the cells that were run.
+    """
     with spoken_to_a_person(), contextlib.ExitStack() as around:
         try:
+            before = [text for text in names["In"][:-1] if text.strip()] if _asked_of(cell) & names.keys() else []
             # In the notebook's folder while it runs: there its imports and files are found, and its lines have short names.
-            script = next(path for path in map(Path, _names()) if not path.exists())
+            script = next(path for path in map(Path, _names(".ipynb" if before else ".py")) if not path.exists())
             with writing(Path.cwd()), script.open("x", encoding="utf-8") as file:  # never another notebook's
                 around.callback(script.unlink, missing_ok=True)
-                file.write(cell)
+                file.write(_notebook([*before, cell]) if before else cell)
             args = parse(["estimate", *shlex.split(line), str(script)])
             from snugfit.cli.estimate import estimated
 
             return estimated(args, args.device)
         except SnugfitError as error:
             print(f"snugfit: {error}", file=sys.stderr)
-            if "NameError" in str(error):
-                print("What other cells have defined is not seen: a cell is a whole script.", file=sys.stderr)
             return None
 
 
-def _names() -> Iterator[str]:
+def _asked_of(cell: str) -> set[str]:
+    """Names that a cell reads and does not set; none of one that is no Python, which is told later."""
+    try:
+        found = list(ast.walk(ast.parse(cell)))
+    except (SyntaxError, ValueError):
+        return set()
+    names = [one for one in found if isinstance(one, ast.Name)]
+    stored = {one.id for one in names if not isinstance(one.ctx, ast.Load)}
+    made = {one.name for one in found if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)}
+    imported = {one.asname or one.name.partition(".")[0] for one in found if isinstance(one, ast.alias)}
+    return {one.id for one in names} - stored - made - imported - {one.arg for one in found if isinstance(one, ast.arg)}
+
+
+def _notebook(cells: list[str]) -> str:
+    """The text of a notebook; each cell but the last may fail, as it may have done before."""
+    failed = [{"output_type": "error", "ename": "Exception"}]
+    rows = [{"cell_type": "code", "source": text, "outputs": failed} for text in cells]
+    rows[-1]["outputs"] = []
+    return json.dumps({"cells": rows})
+
+
+def _names(suffix: str) -> Iterator[str]:
     """Names that the file of a cell may have, in estimates as well."""
-    yield "cell.py"
-    yield from (f"cell_{number}.py" for number in itertools.count(2))
+    yield f"cell{suffix}"
+    yield from (f"cell_{number}{suffix}" for number in itertools.count(2))

@@ -163,7 +163,7 @@ def run_parts(
                 run(text)
             except BaseException as error:
                 if program.cells and program.cells[number].fails_with(error):
-                    what = f"{file}: {type(error).__name__}, as when the notebook was saved; what follows is run."
+                    what = f"{file} ended with {type(error).__name__}, as it did before; what follows is run."
                     sys.stdout.write(f"{what}\n")
                 elif not goes_on(file, error):
                     raise

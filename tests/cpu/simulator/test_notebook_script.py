@@ -119,7 +119,7 @@ def test_a_cell_that_failed_when_the_notebook_was_saved_may_fail_again(tmp_path,
     path.write_text(json.dumps(saved))
     assert run_script(check_script(str(path)), [], before_exit=lambda: None) == 1
     out, err = capsys.readouterr()
-    assert "cell 1]: ZeroDivisionError, as when the notebook was saved" in out and "goes on" in out
+    assert "cell 1] ended with ZeroDivisionError, as it did before" in out and "goes on" in out
     assert "IndexError" in err and "ZeroDivisionError" not in err
 
 
