@@ -60,10 +60,7 @@ def cells_of(path: Path) -> tuple[Cell, ...]:
         ) from error
     if not (found := [cell for cell in found if cell.text.strip()]):
         raise InputError(f"notebook {str(path)!r} has no code. {todo}")
-    return tuple(
-        dataclasses.replace(cell, text=_as_python(cell.text, name_of_cell(path, number)))
-        for number, cell in enumerate(found, 1)
-    )
+    return tuple(_in_python(cell, name_of_cell(path, number)) for number, cell in enumerate(found, 1))
 
 
 def _error_of(cell: Mapping[str, Any]) -> str:
@@ -75,27 +72,27 @@ def name_of_cell(path: Path, number: int) -> str:
     return f"{path}[cell {number}]"
 
 
-def _as_python(text: str, name: str) -> str:
-    """The code of a cell, with IPython's commands (`%time`, `!ls`) as calls of `get_ipython()`."""
-    text = _RUN_CELL.sub("", text, count=1) if _RUN_CELL.match(text.lstrip()) else text
+def _in_python(cell: Cell, name: str) -> Cell:
+    """A cell with IPython's commands (`%time`, `!ls`) as calls of `get_ipython()`; one that never was code is empty."""
+    text = _RUN_CELL.sub("", cell.text, count=1) if _RUN_CELL.match(cell.text.lstrip()) else cell.text
     try:
         compile(text, name, "exec", dont_inherit=True)
-        return text
+        return dataclasses.replace(cell, text=text)
     except (SyntaxError, ValueError):
         needs = f"{name} has commands for IPython or is no Python; to read it needs"
         manager = needed(needs, "IPython.core.inputtransformer2", install="ipython").TransformerManager()
-    begin = re.match(r"(?:[^\S\n]*\n)*", text)
-    plain: str = "\n" * text[: begin.end() if begin else 0].count("\n") + manager.transform_cell(
-        text
-    )  # which drops these
+    dropped = text[: -len(text.lstrip())].count("\n")  # lines, by what follows
+    text = "\n" * dropped + manager.transform_cell(text)
     try:
-        compile(plain, name, "exec", dont_inherit=True)
+        compile(text, name, "exec", dont_inherit=True)
     except (SyntaxError, ValueError) as error:
+        if cell.fails_with(error):
+            return dataclasses.replace(cell, text="")
         what = getattr(error, "msg", None) or error
         raise InputError(
             f"{name}:{getattr(error, 'lineno', 1)} is no Python: {what}. Mend it; nothing was run."
         ) from error
-    return plain
+    return dataclasses.replace(cell, text=text)
 
 
 def tell_lines(parts: Mapping[str, bytes]) -> None:
