@@ -80,13 +80,13 @@ def _facts(plan: Plan) -> Iterator[tuple[str, str]]:
 
 def memory_in_words(total_bytes: int, budget_bytes: int, headroom_bytes: int | None) -> str:
     """What a plan takes, which may be more than its budget where nothing makes the allocator give cached blocks back."""
-    told = f"{format_bytes(total_bytes)} where memory is not short"
+    total = format_bytes(total_bytes)
     if headroom_bytes is None:
-        return told
-    given_back = (
-        f"in {format_bytes(budget_bytes)} cached blocks are given back, and " if total_bytes > budget_bytes else ""
-    )
-    return f"{told}; {given_back}{format_bytes(headroom_bytes)} of the budget are left"
+        return f"{total} where memory is not short"
+    left = f"{format_bytes(headroom_bytes)} of the budget are left"
+    if total_bytes <= budget_bytes:
+        return f"{total}; {left}"
+    return f"fits {format_bytes(budget_bytes)}, where cached blocks are given back, and {left}; {total} with more room"
 
 
 def _host_in_words(plan: Plan) -> str:
