@@ -11,6 +11,7 @@ import torch
 
 from snugfit.private_torch import PLAIN_DISPATCH, PLAIN_FUNCTIONS, without_modes
 from snugfit.private_torch.fake_tensors import FAKES, FakeTensor, forbid_data_access, on_meta
+from snugfit.private_torch.moved_modules import exchange
 
 SEEN_AS: set[type] = set()
 """Classes of fake tensors that are no parameters: a library's methods, which operators of torch would meet inside."""
@@ -157,4 +158,4 @@ def replace_data(tensor: torch.Tensor, data: torch.Tensor) -> None:
         moved = torch.nn.Parameter(data, tensor.requires_grad)
     else:
         moved = data.detach()
-    torch.utils.swap_tensors(tensor, moved)  # type: ignore[no-untyped-call]
+    exchange(tensor, moved)

@@ -2,44 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from snugfit.attributes import replaced
 
-def moves(trained: Callable[[], bool]) -> list[tuple[Any, str, Any]]:
+
+def moves() -> list[tuple[Any, str, Any]]:
     """Returns the replacement by which a model goes to another device as one of real weights does.
 
     Torch exchanges fake weights with others; of real ones it sets `.data`. Their hooks would stay with what they were. And
-    it does not exchange weights that somebody else holds, as DDP does: behind the training (`trained`) the model gets
-    weights of its own instead, as nobody else uses them any more.
+    it does not exchange weights that somebody else holds: a graph (an output that is kept), DDP. Those keep what it was.
     """
     apply = torch.nn.Module._apply
 
     def applied(module: torch.nn.Module, move: Any, *args: Any, **kwargs: Any) -> torch.nn.Module:
-        try:
+        with replaced([(torch.utils, "swap_tensors", exchange)]):
             moved: torch.nn.Module = apply(module, move, *args, **kwargs)  # type: ignore[no-untyped-call]
-            for weight in module._parameters.values():
-                if weight is not None:
-                    _hook_again(weight)
-            return moved
-        except RuntimeError as error:
-            if "Couldn't swap" not in str(error):
-                raise
-            computed = [name for name, one in vars(module).items() if getattr(one, "grad_fn", None) is not None]
-            if not computed and not trained():
-                raise
-        for name in computed:  # by weight_norm, say, of the weights: computed again before the layer is used
-            vars(module)[name] = vars(module)[name].detach()
-        if computed:
-            return applied(module, move, *args, **kwargs)
-        own = {name: weight for name, weight in module._parameters.items() if weight is not None}
-        for name, weight in own.items():
-            module._parameters[name] = torch.nn.Parameter(move(weight.detach()), weight.requires_grad)
-        return module
+        for weight in module._parameters.values():
+            if weight is not None:
+                _hook_again(weight)
+        return moved
 
     return [(torch.nn.Module, "_apply", applied)]
+
+
+def exchange(one: torch.Tensor, other: torch.Tensor) -> None:
+    """Exchanges two tensors as `torch.utils.swap_tensors` does, also where somebody else holds them."""
+    one.__class__, other.__class__ = other.__class__, one.__class__
+    one.__dict__, other.__dict__ = other.__dict__, one.__dict__
+    torch._C._swap_tensor_impl(one, other)
 
 
 def _hook_again(weight: Any) -> None:

@@ -78,7 +78,7 @@ def record_watched(
         written = [(torch, one.__name__, remembering(one)) for one in (torch.tensor, torch.as_tensor)]
         shown = (warnings, "showwarning", _noted(watched, warnings.showwarning))
         compiler = *not_traced(), *(compiled(watched.note) if compiles else uncompiled(lambda: watched.note(EAGER)))
-        held = *weights(), *moves(lambda: watched.enough), *stored_tensors(), *copied_tensors()
+        held = *weights(), *moves(), *stored_tensors(), *copied_tensors()
         around.enter_context(replaced([*addresses(), *held, *compiler, *written, shown]))
         around.enter_context(code_says_cuda() if personality.is_card else replaced(_no_accelerator()))
         if compiles:
