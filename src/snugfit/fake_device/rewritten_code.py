@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import importlib.machinery
+import importlib.util
+import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -40,7 +42,7 @@ def rewriting(rewriter: Rewriter) -> Iterator[None]:
 
 
 def other_text(texts: Mapping[str, str]) -> AbstractContextManager[None]:
-    """Context in which modules are imported with other text than their files have; `texts`: file -> text."""
+    """Context in which modules are imported with other text than their files have, or without a file; file -> text."""
     return _found_by(_OtherText(texts))
 
 
@@ -53,12 +55,13 @@ def _found_by(finder: Any) -> Iterator[None]:
         sys.meta_path.remove(finder)
 
 
-def rewritten(source: bytes | str, path: str) -> CodeType:
-    """Returns a file's code as those change it that are to."""
+def rewritten(source: bytes | str, path: str, flags: int = 0) -> CodeType:
+    """Returns a file's code as those change it that are to; `flags`: of `compile`."""
     tree: Any = ast.parse(source, path)
     for rewriter in _asking(source if isinstance(source, bytes) else source.encode(), path):
         tree = ast.fix_missing_locations(rewriter.visit(tree))
-    return compile(tree, path, "exec", dont_inherit=True)
+    code: CodeType = compile(tree, path, "exec", flags, dont_inherit=True)
+    return code
 
 
 def _asking(source: bytes, path: str) -> list[Rewriter]:
@@ -102,8 +105,15 @@ class _OtherText:
         self._texts = texts
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: Any = None) -> Any:
-        spec = importlib.machinery.PathFinder.find_spec(name, path, target) if self._texts else None
-        if spec is None or spec.origin is None or spec.origin not in self._texts:
+        if not self._texts:
             return None
-        spec.loader = _Given(name, spec.origin, self._texts[spec.origin])
-        return spec
+        spec = importlib.machinery.PathFinder.find_spec(name, path, target)
+        tail = f"{name.rpartition('.')[2]}.py"
+        places = [os.path.join(folder, tail) for folder in path or sys.path] if spec is None else [spec.origin or ""]  # noqa: PTH118
+        file = next((one for one in places if one in self._texts), None)  # where there is no file, what one is to be
+        if file is None:
+            return None
+        given = importlib.util.spec_from_file_location(name, file, loader=_Given(name, file, self._texts[file]))
+        if spec is not None and given is not None:
+            given.submodule_search_locations = spec.submodule_search_locations
+        return given

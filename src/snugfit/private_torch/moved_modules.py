@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from snugfit.attributes import replaced
+
+_swap: Callable[[torch.Tensor, torch.Tensor], None] = torch.utils.swap_tensors
 
 
 def moves() -> list[tuple[Any, str, Any]]:
@@ -29,10 +32,15 @@ def moves() -> list[tuple[Any, str, Any]]:
 
 
 def exchange(one: torch.Tensor, other: torch.Tensor) -> None:
-    """Exchanges two tensors as `torch.utils.swap_tensors` does, also where somebody else holds them."""
-    one.__class__, other.__class__ = other.__class__, one.__class__
-    one.__dict__, other.__dict__ = other.__dict__, one.__dict__
-    torch._C._swap_tensor_impl(one, other)
+    """Exchanges two tensors as torch does, but for those with slots (DTensor) also where somebody else holds them."""
+    try:
+        _swap(one, other)
+    except RuntimeError:
+        if getattr(type(one), "__slots__", ()):
+            raise
+        one.__class__, other.__class__ = other.__class__, one.__class__
+        one.__dict__, other.__dict__ = other.__dict__, one.__dict__
+        torch._C._swap_tensor_impl(one, other)
 
 
 def _hook_again(weight: Any) -> None:

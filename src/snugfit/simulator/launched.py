@@ -37,7 +37,7 @@ class Launch:
     def begun(self, recorder: Any) -> Iterator[None]:
         """Context in which a script's processes are this one, recorded by a recorder."""
         with ExitStack() as around:
-            changes = [*self._groups(recorder, around), *_spawns(), *_replicas()]
+            changes = [*self._groups(recorder, around), *_spawns(), *_replicas(), self._agent()]
             if self.gpus is not None:
                 os.environ.update(self._environment(self.gpus))
                 changes += _processes()
@@ -79,6 +79,22 @@ class Launch:
             "TORCHELASTIC_MAX_RESTARTS": "0",
         }  # fmt: skip
 
+    def _agent(self) -> Change:
+        """What starts processes within a program as torchrun does, notebooks' launchers among it: the first runs here."""
+        import torch.distributed.launcher.api as launcher
+
+        def launched(config: Any, entrypoint: Any, args: Sequence[Any], **_: Any) -> dict[int, Any]:
+            if not callable(entrypoint):
+                raise CannotSimulateError(
+                    f"the script starts {entrypoint!r} in several processes. Give that one instead."
+                )
+            if self.gpus is None:
+                self.gpus, self.nodes = config.nproc_per_node, config.max_nodes
+            os.environ.update(self._environment(self.gpus))
+            return {0: entrypoint(*args)}
+
+        return (launcher, "launch_agent", launched)
+
     def _groups(self, recorder: Any, around: ExitStack) -> list[Change]:
         """What makes the group of all processes: here a fake one."""
         from snugfit.fake_device.personality import DEVICE_TYPE
@@ -105,8 +121,8 @@ def _spawns() -> list[Change]:
     """What runs a function in several processes: here as the first of them would."""
     import torch.multiprocessing
 
-    def first(function: Callable[..., Any], args: Sequence[Any] = (), *_: Any, **__: Any) -> None:
-        function(0, *args)
+    def first(fn: Callable[..., Any], args: Sequence[Any] = (), *_: Any, **__: Any) -> None:
+        fn(0, *args)
 
     owners = (torch.multiprocessing, sys.modules["torch.multiprocessing.spawn"])
     return [(owner, name, first) for owner in owners for name in ("spawn", "start_processes")]

@@ -9,10 +9,12 @@ import ast
 import dataclasses
 import importlib.abc
 import importlib.machinery
+import itertools
 import json
 import linecache
 import os
 import re
+import shlex
 import sys
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,13 +22,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from snugfit.attributes import replaced
 from snugfit.errors import InputError
 from snugfit.library_imports import needed
 
 SUFFIX = ".ipynb"
+FLAGS = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+"""How cells are compiled."""
 _RUN = ("time", "timeit", "capture", "prun")
 """Magics whose line or cell is code of the notebook."""
-_RUN_CELL = re.compile(rf"%%({'|'.join(_RUN)})\b[^\n]*")
+_RUN_CELL = re.compile(rf"%%({'|'.join(_RUN)})\b(?:\s+--?\S+)*[ \t]*([^\n]*)")
+_SETTINGS = re.compile(r"^(?:\s*-(?:[nrpl]\s*\S+|[a-zA-Z]+))*\s*")
+"""Those of `%timeit` and its like, before the code."""
 _HOSTS = ("google", "google.colab", "kaggle_secrets")
 """Modules that are only there where Colab or Kaggle runs a notebook."""
 _SHOWN = "__snugfit_shown__"
@@ -50,7 +57,9 @@ def cells_of(path: Path) -> tuple[Cell, ...]:
     """Returns the cells of code of a notebook; `InputError` for what is none."""
     todo = "Give a notebook as Jupyter saves it, or a Python file."
     try:
-        cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+        whole = json.loads(path.read_text(encoding="utf-8"))
+        cells = whole["cells"]
+        language = whole.get("metadata", {}).get("kernelspec", {}).get("language", "python")
         found = [Cell("".join(cell["source"]), _error_of(cell)) for cell in cells if cell["cell_type"] == "code"]
     except OSError as error:
         raise InputError(f"notebook {str(path)!r} cannot be read: {error.strerror or error}. {todo}") from error
@@ -58,6 +67,8 @@ def cells_of(path: Path) -> tuple[Cell, ...]:
         raise InputError(
             f"{str(path)!r} is no notebook of format 4. {todo} (jupyter nbconvert --to notebook FILE renews an old one.)"
         ) from error
+    if language != "python":
+        raise InputError(f"notebook {str(path)!r} is written in {language}. {todo}")
     if not (found := [cell for cell in found if cell.text.strip()]):
         raise InputError(f"notebook {str(path)!r} has no code. {todo}")
     return tuple(_in_python(cell, name_of_cell(path, number)) for number, cell in enumerate(found, 1))
@@ -74,9 +85,12 @@ def name_of_cell(path: Path, number: int) -> str:
 
 def _in_python(cell: Cell, name: str) -> Cell:
     """A cell with IPython's commands (`%time`, `!ls`) as calls of `get_ipython()`; one that never was code is empty."""
-    text = _RUN_CELL.sub("", cell.text, count=1) if _RUN_CELL.match(cell.text.lstrip()) else cell.text
+    text = cell.text
+    if (magic := _RUN_CELL.match(text.lstrip())) is not None:
+        kept = f"{magic[2]} = get_ipython().captured()" if magic[1] == "capture" and magic[2].isidentifier() else ""
+        text = text.replace(magic[0], kept, 1)
     try:
-        compile(text, name, "exec", dont_inherit=True)
+        compile(text, name, "exec", FLAGS, dont_inherit=True)
         return dataclasses.replace(cell, text=text)
     except (SyntaxError, ValueError):
         needs = f"{name} has commands for IPython or is no Python; to read it needs"
@@ -84,7 +98,7 @@ def _in_python(cell: Cell, name: str) -> Cell:
     dropped = text[: -len(text.lstrip())].count("\n")  # lines, by what follows
     text = "\n" * dropped + manager.transform_cell(text)
     try:
-        compile(text, name, "exec", dont_inherit=True)
+        compile(text, name, "exec", FLAGS, dont_inherit=True)
     except (SyntaxError, ValueError) as error:
         if cell.fails_with(error):
             return dataclasses.replace(cell, text="")
@@ -93,6 +107,14 @@ def _in_python(cell: Cell, name: str) -> Cell:
             f"{name}:{getattr(error, 'lineno', 1)} is no Python: {what}. Mend it; nothing was run."
         ) from error
     return dataclasses.replace(cell, text=text)
+
+
+def _parts_of(path: Path) -> Iterator[tuple[str, str]]:
+    if path.suffix != SUFFIX:
+        yield str(path), path.read_text(encoding="utf-8")
+        return
+    for number, cell in enumerate(cells_of(path), 1):
+        yield name_of_cell(path, number), cell.text
 
 
 def tell_lines(parts: Mapping[str, bytes]) -> None:
@@ -104,14 +126,23 @@ def tell_lines(parts: Mapping[str, bytes]) -> None:
 class Shell:
     """Stands for IPython in a script, as `get_ipython()` gives it."""
 
-    def __init__(self, run: Callable[[str], None]) -> None:
-        """`run`: runs code in the script's main module."""
-        self._run = run
+    def __init__(self, run: Callable[..., None], written: dict[str, str]) -> None:
+        """Leaves modules that are written in `written`.
+
+        `run`: runs code in the script's main module; it is that of a file, if one is named behind it.
+        """
+        self._run, self._written = run, written
 
     def run_line_magic(self, name: str, line: str, *_: Any, **__: Any) -> None:
         """`%name line`."""
         if name in _RUN and name != "capture":
+            line = _SETTINGS.sub("", line) + ("" if name == "time" else ";")  # which alone shows a value
             self._run("\n" * (sys._getframe(1).f_lineno - 1) + line)  # so that it has the number it is seen by
+        elif name == "run":
+            words = list(itertools.dropwhile(lambda word: word.startswith("-"), shlex.split(line)))
+            with replaced([(sys, "argv", words)]):
+                for file, text in _parts_of(Path(words[0])):
+                    self._run(text, file)
         elif name in ("env", "set_env"):
             variable, given, value = line.partition("=" if "=" in line else " ")
             if given:
@@ -119,10 +150,19 @@ class Shell:
         elif name == "cd" and Path(line).is_dir():
             os.chdir(line)
 
-    def run_cell_magic(self, name: str, _: str, cell: str) -> None:
+    def run_cell_magic(self, name: str, line: str, cell: str) -> None:
         """`%%name`, and the cell behind it."""
         if name in _RUN:
             self._run("\n" * sys._getframe(1).f_lineno + cell)
+        elif name in ("file", "writefile"):
+            *settings, path = shlex.split(line)
+            with Path(path).open("a" if settings else "w", encoding="utf-8") as file:
+                file.write(cell)
+            self._written[str(Path(path).absolute())] = Path(path).read_text(encoding="utf-8")
+
+    def captured(self) -> Any:
+        """What a cell has printed, which `%%capture name` keeps."""
+        return _Nothing()
 
     def getoutput(self, *_: Any, **__: Any) -> list[str]:
         """`lines = !command`."""
@@ -139,25 +179,28 @@ class ShownValues(ast.NodeTransformer):
 
     def asks(self, source: bytes, path: str) -> bool:
         """Whether a file is a cell, and shows what its last line is."""
-        return f"{SUFFIX}[cell " in path and not source.rstrip().endswith(b";")
+        _, of_cell, number = path.rpartition(f"{SUFFIX}[cell ")
+        self._number = int(number.rstrip("]")) if of_cell else 0
+        return bool(of_cell) and not source.rstrip().endswith(b";")
 
     def visit_Module(self, node: ast.Module) -> ast.AST:
         """Hands the value of the last line to `shown`."""
         last = node.body[-1] if node.body else None
         if isinstance(last, ast.Expr):
-            last.value = ast.copy_location(ast.Call(ast.Name(_SHOWN, ast.Load()), [last.value], []), last.value)
+            values = [last.value, ast.Constant(self._number)]
+            last.value = ast.copy_location(ast.Call(ast.Name(_SHOWN, ast.Load()), values, []), last.value)
         return node
 
 
-def names_of_notebook() -> dict[str, Any]:
-    """Returns what Jupyter sets in a notebook's main module."""
-    shown: dict[int, Any] = {}
+def add_names(names: dict[str, Any], cells: Sequence[Cell]) -> None:
+    """Adds to a notebook's main module what Jupyter sets there."""
 
-    def show(value: Any) -> None:
+    def show(value: Any, number: int) -> None:
         if value is not None:
-            shown[len(shown)] = value
+            names["Out"][number] = names["_"] = names[f"_{number}"] = value
 
-    return {"display": lambda *_, **__: None, "In": [""], "Out": shown, _SHOWN: show}
+    texts = ["", *(cell.text for cell in cells)]
+    names.update({"display": lambda *_, **__: None, "In": texts, "Out": {}, "_": "", _SHOWN: show})
 
 
 @contextmanager
@@ -191,7 +234,10 @@ class _Host(types.ModuleType):
 
 
 class _Nothing:
-    """Is called, and gives secrets that are empty."""
+    """Is called, has no parts, and gives secrets that are empty."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(())
 
     def __call__(self, *_: Any, **__: Any) -> _Nothing:
         return self

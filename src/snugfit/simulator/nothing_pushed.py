@@ -1,6 +1,6 @@
 """Hugging Face's hub in a script that is only looked at: what it pushes goes nowhere, and who it is, is answered.
 
-With `push_to_hub=True` a trainer makes its repository before it trains; `login(token)` at the top of a script asks the hub.
+With `push_to_hub=True` a trainer makes its repository before it trains; `notebook_login()` at the top asks a person.
 """
 
 from __future__ import annotations
@@ -55,4 +55,13 @@ def nothing_pushed() -> list[Change]:
         changes.append((hf_api.HfApi, name, answer))
         if hasattr(hf_api, name):  # a method of an object that the library made of its class
             changes.append((hf_api, name, answer.__get__(hf_api.api)))
+    import huggingface_hub
+    from huggingface_hub import _login
+
+    for name in ("interpreter_login", "login", "notebook_login"):
+        owners = [
+            _login,
+            *([huggingface_hub] if name in vars(huggingface_hub) else []),
+        ]  # which gets it when asked for it
+        changes += [(owner, name, lambda *_, **__: None) for owner in owners]
     return changes

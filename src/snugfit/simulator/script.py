@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import functools
 import importlib
 import importlib.util
+import inspect
 import os
 import runpy
 import sys
@@ -53,7 +55,7 @@ class Program:
     def names(self) -> dict[str, Any]:
         """Returns what Python sets in the main module of the program before it runs; imports the packages it is in."""
         if self.cells:
-            return notebook_script.names_of_notebook()
+            return {}
         if self.module is None:
             return {"__file__": str(self.path)}
         package = self.module.rpartition(".")[0]
@@ -142,23 +144,30 @@ def run_parts(
     `changed`: file -> text that is run in its place.
     `goes_on`: whether cells are run behind one that ended with an error; EnoughSeen ends them in silence.
     """
-    from snugfit.fake_device.rewritten_code import rewriting, rewritten
+    from snugfit.fake_device.rewritten_code import other_text, rewriting, rewritten
 
     if program.cells:
         notebook_script.tell_lines(program.parts())
+        notebook_script.add_names(names, program.cells)
+    written: dict[str, str] = {}
     texts = {file: (changed or {}).get(file) or text for file, text in program.parts().items()}
     of_notebook = program.cells or any("get_ipython()" in str(text) for text in texts.values())  # saved as a script
     with ExitStack() as around:
         if of_notebook:
             around.enter_context(notebook_script.elsewhere())
             around.enter_context(rewriting(notebook_script.ShownValues()))
+            around.enter_context(other_text(written))
         for number, (file, text) in enumerate(texts.items()):
 
             def run(code: str | bytes, file: str = file) -> None:
-                exec(rewritten(code, file), names)
+                compiled = rewritten(code, file, notebook_script.FLAGS if of_notebook else 0)
+                if compiled.co_flags & inspect.CO_COROUTINE:
+                    asyncio.run(eval(compiled, names))
+                else:
+                    exec(compiled, names)
 
             if of_notebook:
-                names["get_ipython"] = functools.partial(notebook_script.Shell, run)
+                names["get_ipython"] = functools.partial(notebook_script.Shell, run, written)
             try:
                 run(text)
             except BaseException as error:

@@ -106,6 +106,44 @@ def test_it_runs_in_its_folder_up_to_its_error(tmp_path, capsys, monkeypatch):
     assert 'train.ipynb[cell 2]", line 2, in fails\n    return missing\n' in err and "script.py" not in err
 
 
+MAGICS = """
+%%writefile made_by_a_cell.py
+from torch import nn
+def net(): return nn.Linear(32, 4)
+"""
+RUN = """
+%run -i helper.py --width 64
+from made_by_a_cell import net
+import asyncio
+await asyncio.sleep(0)
+%timeit -n 3 -r1 net()
+assert Out == {1: 7} and _1 == _ == 7 and "seven" in In[1]
+from google.colab import files
+for name in files.upload():
+    print(name)
+"""
+
+
+def test_what_magics_do_is_done_without_a_trace(tmp_path, capsys):
+    (tmp_path / "helper.py").write_text("import sys\nassert sys.argv == ['helper.py', '--width', '64']\nsize = 64\n")
+    (tmp_path / "made_by_a_cell.py").write_text("raise ImportError('of before')\n")
+    keeps = "%%capture told\nprint('told')"
+    loop = LOOP.replace("batch_size=64", "batch_size=size")
+    cells = ("7  # seven", MAGICS, RUN, keeps, "print(told.stdout)", TRAINS, loop)
+    _, found, err = estimated(capsys, notebook(tmp_path, *cells))
+    assert found is not None, err
+    _, plain, _ = estimated(capsys, written(tmp_path, TRAINS + LOOP, "plain.py"))
+    assert found["peak_allocated_bytes"] == plain["peak_allocated_bytes"]
+    assert (tmp_path / "made_by_a_cell.py").read_text() == "raise ImportError('of before')\n"
+
+
+def test_a_new_module_of_a_cell_is_there_for_those_behind_it(tmp_path, capsys):
+    uses = TRAINS.replace("optimizer = ", "from made_by_a_cell import net\nhead = net().to(device)\noptimizer = ")
+    _, found, err = estimated(capsys, notebook(tmp_path, MAGICS, uses, LOOP))
+    assert found is not None, err
+    assert [path.name for path in tmp_path.iterdir()] == ["train.ipynb"]
+
+
 def test_a_notebook_without_a_step_is_told_of_shells(tmp_path, capsys):
     code, _, err = estimated(capsys, notebook(tmp_path, "!python train.py"))
     assert code == 2 and "give that script" in err.splitlines()[-1]
@@ -129,6 +167,7 @@ def test_a_cell_that_failed_when_the_notebook_was_saved_may_fail_again(tmp_path,
     [
         ("{}", "no notebook of format 4"),
         ("no json", "no notebook of format 4"),
+        ('{"cells": [], "metadata": {"kernelspec": {"language": "R"}}}', "is written in R"),
         ('{"worksheets": [{"cells": []}]}', "no notebook of format 4"),
         ('{"cells": [{"cell_type": "code", "source": []}]}', "has no code"),
         (
