@@ -139,7 +139,8 @@ class Trace:
         for phase in ("optimizer", "backward"):  # a script's own steps have no such marks
             at = next((run.at for run in reversed(self.runs) if run.phase == phase), None)
             if at is not None:
-                return max((mark.step for mark in marks if mark.event <= at), default=0)
+                # a fused update makes nothing: the mark behind it stands where its own events would
+                return max((mark.step for mark in marks if mark.event < at), default=0)
         return max((mark.step for mark in marks), default=0)
 
     def step_events(self, step: int | None = None) -> tuple[int, int]:

@@ -126,6 +126,16 @@ def test_lines_of_plain_torch_train_as_before(folder, capsys):
     assert after < before and losses == same
 
 
+def test_a_script_that_ends_with_its_third_step_is_planned_as_one_that_goes_on(folder, capsys):
+    words = "--device", "rtx-4090", "--budget", "565MiB", "train.py"
+    _, goes_on, err = planned(capsys, *words)
+    assert goes_on is not None, err
+    (folder / "train.py").write_text((folder / "train.py").read_text().replace("range(4)", "range(3)"))
+    _, ends, err = planned(capsys, *words)
+    assert ends is not None, err
+    assert ends["recipe"] == goes_on["recipe"] and goes_on["recipe"]["checkpoint"].startswith("blocks:")
+
+
 def test_two_models_get_a_line_each(folder, capsys):
     both = SCRIPT.replace(
         "optimizer = model", "other = Model(64, 2, 64).to(device)\nopt = other.make_optimizer(1e-3)\noptimizer = model"

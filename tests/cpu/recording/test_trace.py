@@ -45,6 +45,16 @@ def test_a_step_lasts_until_the_next_one_begins():
     assert [trace.step_events(step) for step in (0, 1, None, 2)] == [(0, 4), (4, 8), (4, 8), (8, 8)]
 
 
+def test_an_update_that_makes_nothing_belongs_to_the_step_before_the_mark_behind_it():
+    build = TraceBuilder()
+    for step in (0, 1):
+        build.mark("data", True, step)
+        build.free(build.alloc(8))
+        build.run(OperatorRun("aten._fused_adamw_.default", "", "optimizer", 8, 4, 4, "float32", 1, "device"))
+    build.mark("data", True, 2)
+    assert build.build().last_step() == 1
+
+
 def test_late_categories_and_places_are_kept():
     weight, out = recording().storages
     assert (weight.category, weight.place, weight.module) == ("weights", "device", "fc")
