@@ -176,6 +176,8 @@ class Backend:
         """Returns bytes allocated now and at most; set by the recorder."""
         self.of_card: Callable[[Callable[[Capability], Any]], Any] = lambda question: question(GENERATIONS[0])
         """Answers a question about the card's compute capability; set by the recorder, which notes who would differ."""
+        self.kept_before = 0
+        """The most bytes of tensors when the cache was emptied last."""
         self._initialized = False
         self.random = RandomState()
         """Where the device's random numbers stand; a card that computes counts there."""
@@ -262,12 +264,16 @@ class Backend:
     def empty_cache(self) -> None:
         """Notes that cached segments go back to the device."""
         self.observer("empty_cache", 0, None)
+        self.kept_before = self.memory()[1]
 
     def memory_allocated(self, device: Any = None) -> int:
         """Returns bytes of tensors alive now."""
         return self.memory()[0]
 
-    memory_reserved = memory_allocated
+    def memory_reserved(self, device: Any = None) -> int:
+        """Returns what the allocator keeps at the least: the most bytes of tensors since the cache was emptied last."""
+        now, most = self.memory()
+        return most if most > self.kept_before else now
 
     def mem_get_info(self, device: Any = None) -> tuple[int, int]:
         """Returns what is free and all there is, in bytes: more than any plan needs, as `get_device_properties` says."""

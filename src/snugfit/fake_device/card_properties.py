@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from types import SimpleNamespace
+from typing import Any
 
+from snugfit.attributes import Change
 from snugfit.recording.generations import Capability
 from snugfit.units import MIB
 
@@ -30,6 +32,24 @@ def card_properties(capability: Capability) -> SimpleNamespace:
         warp_size=32,
         uuid="GPU-00000000-0000-0000-0000-000000000000",
     )
+
+
+def names_itself(name: str, memory_bytes: int) -> list[Change]:
+    """Returns the replacements by which the card says whose it is; scripts choose batches and kernels by that.
+
+    What is free stays more than any script plans with: a model that does not fit is to be seen whole.
+    """
+    import torch
+
+    from snugfit.fake_device.accelerator import backend
+
+    def properties(device: Any = None) -> Any:
+        found = backend.of_card(card_properties)
+        found.name, found.total_memory = name, memory_bytes
+        return found
+
+    answers = {"get_device_name": lambda device=None: name, "get_device_properties": properties}
+    return [(owner, asked, answer) for owner in (torch.cuda, backend) for asked, answer in answers.items()]
 
 
 def memory_statistics(now: int, most: int) -> dict[str, int]:

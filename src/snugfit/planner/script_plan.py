@@ -14,6 +14,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+from snugfit.devices import Device
 from snugfit.errors import DoesNotFitError, InputError, RecipeError, did_you_mean
 from snugfit.fake_device.personality import Personality
 from snugfit.planner.constraints import Constraints
@@ -72,7 +73,7 @@ def plan_script(
         forbidden.update(_ALONE)
     _check_pins(asked, forbidden, alone=alone)
     assumed = assumptions_from(assume).completed(ASSUMED)
-    record = functools.partial(_record, program, list(arguments), assumed, gpus, nodes)
+    record = functools.partial(_record, program, list(arguments), assumed, place.card, gpus, nodes)
     subject = functools.partial(_subject, script, Workload(gpus=gpus or 1, nodes=nodes))
     plainly = subject(functools.partial(record, None))
     first = Simulations(plainly, place, fresh_workers())
@@ -139,6 +140,7 @@ def _record(
     program: Program,
     arguments: Sequence[str],
     assume: Assumptions,
+    card: Device,
     gpus: int | None,
     nodes: int,
     lines: Lines | None,
@@ -159,8 +161,9 @@ def _record(
     changed = lines.changed(recipe) if lines is not None else {} if quiet else None
     put_on = () if lines is None else lines.put_on(recipe)
     return record_script(
-        program, arguments, assume, personality, changed=changed, put_on=put_on, for_plan=True, gpus=gpus, nodes=nodes
-    )
+        program, arguments, assume, personality,
+        changed=changed, put_on=put_on, for_plan=True, card=card, gpus=gpus, nodes=nodes,
+    )  # fmt: skip
 
 
 def _subject(script: str, workload: Workload, record: Any) -> Subject:

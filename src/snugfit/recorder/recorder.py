@@ -112,6 +112,7 @@ class Recorder(RankOperators, NewOperators, DirectMode):
             (backend, "memory", self._notes.memory),
             (backend, "of_card", self.card.ask),
             (backend, "current", backend.current),
+            (backend, "kept_before", 0),
             (torch.Tensor, "_make_subclass", staticmethod(of_library)),
             (torch.Tensor, "as_subclass", as_library),
         ]

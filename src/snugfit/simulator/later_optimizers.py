@@ -28,6 +28,11 @@ def later_optimizers(text: str, reached: Collection[int], classes: Collection[st
                 yield from ((line, name) for line, name in calls if line > last and name in classes)
 
 
+def makes_optimizer(text: str, classes: Collection[str]) -> bool:
+    """Whether a script makes an optimizer of one of these classes, anywhere."""
+    return any(isinstance(one, ast.Call) and called(one) in classes for one in ast.walk(ast.parse(text)))
+
+
 def is_apart(part: ast.AST) -> bool:
     """Returns whether what stands in a part of the code may never be run: that of a branch, or of another scope."""
     return isinstance(part, _SCOPES + _BRANCHES)

@@ -18,14 +18,16 @@ from pathlib import Path
 from typing import Any
 
 from snugfit.attributes import replaced
+from snugfit.devices import Device
 from snugfit.errors import CannotSimulateError, InputError, in_words, warn
 from snugfit.fake_device.personality import Personality
 from snugfit.simulator.behind_training import behind_passes, behind_training, trained_in_turn
 from snugfit.simulator.compiled_script import record_as_it_compiles
 from snugfit.simulator.estimate import DeviceArgument, cards_of, estimated
 from snugfit.simulator.fresh_workers import imported_since
-from snugfit.simulator.later_optimizers import later_optimizers
+from snugfit.simulator.later_optimizers import later_optimizers, makes_optimizer
 from snugfit.simulator.launched import Launch
+from snugfit.simulator.memory_handlers import memory_handlers
 from snugfit.simulator.periodic_branches import PeriodicBranches
 from snugfit.simulator.prediction import Estimate
 from snugfit.simulator.record_watched import record_watched
@@ -34,11 +36,13 @@ from snugfit.simulator.script_run import run_watched
 from snugfit.simulator.script_seen import ScriptRecording
 from snugfit.simulator.script_text import ProgramText
 from snugfit.simulator.thawed_later import thawed_later
-from snugfit.simulator.watched_script import WatchedScript
+from snugfit.simulator.watched_script import STEPS, WatchedScript
 from snugfit.units import format_count
 from snugfit.values.assumptions import AssumeArgument, Assumptions, assumptions_from
 from snugfit.workload import Workload
 
+_PASSES = 24
+"""Backward passes that are waited through for an optimizer that a script makes further down: it may try batches first."""
 ASSUMED = {"integer": 1, "branch": False}
 """What is taken where a script reads what its metrics and its early stopping are made of; the estimate names it."""
 
@@ -77,7 +81,8 @@ def estimate_script(
     """
     program, cards = check_script(script), cards_of(device)
     assumed = assumptions_from(assume).completed(ASSUMED)
-    record = functools.partial(record_script, program, list(arguments), assumed, gpus=gpus, nodes=nodes)
+    card = cards[0] if len(cards) == 1 else None
+    record = functools.partial(record_script, program, list(arguments), assumed, card=card, gpus=gpus, nodes=nodes)
     found = estimated(record, cards, None, script, record_as_it_compiles)
     if found.peak_allocated_bytes:
         return found
@@ -105,6 +110,7 @@ def record_script(
     put_on: Sequence[str] = (),
     for_plan: bool = False,
     compiles: bool = False,
+    card: Device | None = None,
     gpus: int | None = None,
     nodes: int = 1,
 ) -> ScriptRecording:
@@ -114,16 +120,21 @@ def record_script(
     `put_on`: statements that are run with the `model` when its optimizer is made.
     `for_plan`: whether fidelity will be judged by it, for which its models are looked at.
     `compiles`: whether `torch.compile` compiles, for fake tensors and without a word; otherwise it is left out.
+    `card`: whose name and memory the script is told; None: those of no card that there is.
     `gpus`, `nodes`: as of `estimate_script`.
     """
+    from snugfit.fake_device.card_properties import names_itself
     from snugfit.fake_device.rewritten_code import other_text
 
-    watched, before = WatchedScript(program.owns, for_plan=for_plan), set(sys.modules)
+    passes = _PASSES if makes_optimizer(ProgramText(program.parts()).text, _optimizers()) else STEPS
+    watched = WatchedScript(program.owns, for_plan=for_plan, most=passes)
+    before = set(sys.modules)
     launch = Launch(gpus, nodes)
     watched.observer.put_on = put_on
 
     def run(recorder: Any) -> None:
-        with PeriodicBranches(watched).taken(), other_text(changed or {}), launch.begun(recorder):
+        named = [] if card is None or card.memory_bytes is None else names_itself(card.vendor_name, card.memory_bytes)
+        with PeriodicBranches(watched).taken(), other_text(changed or {}), launch.begun(recorder), replaced(named):
             run_watched(watched, program, arguments, changed or {}, recorder)
 
     with ExitStack() as around:
@@ -146,6 +157,12 @@ def record_script(
 def _later(program: Program, watched: WatchedScript, *, alone: bool) -> Iterator[str]:
     """What to say of what the first steps do not come to: layers, optimizers, and what is computed behind the training."""
     parts = program.parts()
+    whole = ProgramText(parts)
+    if lines := memory_handlers(whole.text):
+        yield (
+            f"what {program.path} does where memory runs out ({', '.join(map(whole.place, lines))}) is not looked at, as it "
+            "never does here: batches stay as large as the script tries them."
+        )
     for end in watched.ends or [[]]:
         # cells behind the one that was ended are run
         cell = next((file for file, _ in end if file in parts), None)
@@ -157,8 +174,6 @@ def _later(program: Program, watched: WatchedScript, *, alone: bool) -> Iterator
 def _behind(
     path: Path, whole: ProgramText, end: Sequence[tuple[str, int]], watched: WatchedScript, *, alone: bool
 ) -> Iterator[str]:
-    import torch
-
     text, ended_at, reached = whole.text, whole.numbers(end), whole.numbers(watched.observer.lines)
     if (line := behind_training(text, ended_at)) is not None:
         yield (
@@ -183,12 +198,18 @@ def _behind(
             f"{format_count(watched.frozen)} parameters do not train in the steps that were looked at. Where {path} lets "
             f"them train later ({places}), their gradients, optimizer state and activations come on top."
         )
-    classes = {name for name, one in vars(torch.optim).items() if isinstance(one, type)}
-    for line, name in later_optimizers(text, reached, classes):
+    for line, name in later_optimizers(text, reached, _optimizers()):
         yield (
             f"{whole.file_line(line)} makes another optimizer ({name}) behind the steps that were looked at: what it trains "
             "may take more, and is not predicted."
         )
+
+
+def _optimizers() -> set[str]:
+    """Names of torch's optimizers."""
+    import torch
+
+    return {name for name, one in vars(torch.optim).items() if isinstance(one, type)}
 
 
 def _numbers_told(path: Path) -> AbstractContextManager[None]:

@@ -42,9 +42,9 @@ BY_HAND = (
 class WatchedScript:
     """One run of a script: its models, its optimizer steps, its end."""
 
-    def __init__(self, owns: Callable[[str], bool] = lambda _: False, *, for_plan: bool = False) -> None:
-        """Has seen nothing; `owns`: whether code of a file is that of the script."""
-        self._for_plan = for_plan
+    def __init__(self, owns: Callable[[str], bool] = bool, *, for_plan: bool = False, most: int = STEPS) -> None:
+        """Has seen nothing; `owns`: whether a file is the script's; `most`: backward passes without an optimizer."""
+        self._for_plan, self._most_passes = for_plan, most
         self.observer = Observer(owns)
         self.switchable: list[str] = []
         self.traits: dict[str, bool] = {}
@@ -141,7 +141,7 @@ class WatchedScript:
                 backward(*args, **kwargs)
                 return
             by_hand = not self.observer.how_many
-            if by_hand and self._passes >= STEPS:
+            if by_hand and self._passes >= self._most_passes:
                 raise EnoughSeen
             self._in_backward = True
             self.loaders.are_trained_on()

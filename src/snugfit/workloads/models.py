@@ -188,6 +188,8 @@ def _maker(
     hint = f"did you mean {near[0] + ':' + name!r}? " if near else ""
     if not colon and Path(spec).is_dir():
         hint = f"it is a folder: with a config.json of transformers it is 'hf:{spec}'. "
+    elif not colon and spec.endswith((".sh", ".bash")):
+        hint = "it is a shell's: give the Python file that it starts, with its arguments behind it. "
     elif not colon and spec.endswith(".ipynb"):
         hint = "a notebook is estimated and planned as a script (snugfit estimate NOTEBOOK); it is no model. "
     elif not colon and Path(spec).exists():

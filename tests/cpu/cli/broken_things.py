@@ -102,6 +102,7 @@ FILES: dict[str, str | bytes] = {
     "tabs.py": "def build():\n\tif True:\n        return 1\n",
     "empty.py": "",
     "notebook.ipynb": '{"cells": []}',
+    "run.sh": "python train.py\n",
     "pickled.pt": b"PK\x03\x04 not really",
     "empty.yaml": "",
     "broken.yaml": "precision: [fp32\ncheckpoint: }\n",

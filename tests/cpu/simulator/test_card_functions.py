@@ -20,6 +20,15 @@ assert torch.accelerator.memory_stats().keys()
 assert getattr(torch.accelerator, "get_memory_info", torch.cuda.mem_get_info)() == torch.cuda.mem_get_info()
 print(torch.cuda.memory_summary(abbreviated=True), torch.cuda.utilization(), torch.cuda.get_device_properties(0).uuid)
 torch.cuda.memory._dump_snapshot("memory.pickle")
+most = torch.cuda.max_memory_allocated()
+large = torch.zeros(most, device=device)
+del large
+assert torch.cuda.memory_reserved() == torch.cuda.max_memory_allocated() > most * 4 > torch.cuda.memory_allocated()
+torch.cuda.empty_cache()
+assert torch.cuda.memory_reserved() == torch.cuda.memory_allocated()
+card = torch.cuda.get_device_properties(0)
+assert card.name == torch.cuda.get_device_name() == "NVIDIA GeForce RTX 4090" and 23 < card.total_memory / 2**30 < 24
+assert torch.cuda.mem_get_info()[0] > 2**39  # a model that does not fit is seen whole
 torch.cuda.reset_accumulated_memory_stats()
 """
 OLD = """
