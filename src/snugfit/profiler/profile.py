@@ -34,6 +34,9 @@ _EAGER = (
     "mostly takes less memory and time. `TORCH_COMPILE_DISABLE=1 snugfit estimate` predicts the eager one."
 )
 
+_MORE = 1.02
+"""Of memory that is worth a word where it is so much more than before."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Profile:
@@ -87,6 +90,7 @@ def profile_script(
         raise InputError(f"steps is {steps}; watch at least 1.")
     seen: list[SeenModel] = []
     peaks: dict[str, int | None] = {}
+    behind: list[str] = []
     eager: set[str] = set()
 
     def on_model(*found: Any) -> None:
@@ -102,7 +106,10 @@ def profile_script(
         recorder.__exit__(None, None, None)
         for name, value in _read_peaks(recorder).items():
             # Those of `on_enough` stay: what the script did unwatched afterwards is not to raise them.
-            peaks.setdefault(name, value)
+            before = peaks.setdefault(name, value)
+            if name != "reserved" and value and before and value > before * _MORE:
+                what = "the process" if name == "process" else "tensors"
+                behind.append(f"Behind the steps that were watched {what} took up to {format_bytes(value)}.")
 
     warm_up()
     recorder = ProfileRecorder(steps, on_model=on_model, on_enough=on_enough)
@@ -132,7 +139,7 @@ def profile_script(
         process_peak_bytes=peaks["process"],
         config=config,
         trace=trace,
-        notes=(*eager, *_notes(recorder, code, steps, found.peak_allocated_bytes, truth)),
+        notes=(*eager, *behind, *_notes(recorder, code, steps, found.peak_allocated_bytes, truth)),
         advice=advise(seen[0] if seen else None, device_index=recorder.device_index)
         if with_advice
         else Advice(missing="it was not asked for"),

@@ -60,7 +60,7 @@ def cells_of(path: Path) -> tuple[Cell, ...]:
         whole = json.loads(path.read_text(encoding="utf-8"))
         cells = whole["cells"]
         language = whole.get("metadata", {}).get("kernelspec", {}).get("language", "python")
-        found = [Cell("".join(cell["source"]), _error_of(cell)) for cell in cells if cell["cell_type"] == "code"]
+        found = [Cell("".join(cell["source"]) + "\n", _error_of(cell)) for cell in cells if cell["cell_type"] == "code"]
     except OSError as error:
         raise InputError(f"notebook {str(path)!r} cannot be read: {error.strerror or error}. {todo}") from error
     except (ValueError, LookupError, TypeError, AttributeError) as error:  # an old one keeps its cells elsewhere

@@ -98,9 +98,9 @@ class ScriptRecording(Recording):
 class Observer:
     """Looks where a script makes its optimizers, and by what names the code around it knows its modules."""
 
-    def __init__(self, owns: Callable[[str], bool]) -> None:
-        """`owns`: whether code of a file is that of the script, whose own names come first."""
-        self._owns = owns
+    def __init__(self, owns: Callable[[str], bool] | None) -> None:
+        """`owns`: whether code of a file is that of the script, whose own names come first; None: there is none."""
+        self._owns = owns or (lambda _: False)
         self._made: weakref.WeakKeyDictionary[Any, tuple[Place | None, list[_Candidate]]] = weakref.WeakKeyDictionary()
         self._models: dict[tuple[Place | None, str], SeenModel] = {}
         self._modules: dict[tuple[Place | None, str], int] = {}

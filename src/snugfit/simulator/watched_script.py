@@ -42,7 +42,7 @@ BY_HAND = (
 class WatchedScript:
     """One run of a script: its models, its optimizer steps, its end."""
 
-    def __init__(self, owns: Callable[[str], bool] = bool, *, for_plan: bool = False, most: int = STEPS) -> None:
+    def __init__(self, owns: Callable[[str], bool] | None = None, *, for_plan: bool = False, most: int = STEPS) -> None:
         """Has seen nothing; `owns`: whether a file is the script's; `most`: backward passes without an optimizer."""
         self._for_plan, self._most_passes = for_plan, most
         self.observer = Observer(owns)

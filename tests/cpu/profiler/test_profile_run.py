@@ -274,6 +274,13 @@ def test_stop_ends_the_script_and_without_it_the_script_goes_on_unwatched(profil
     assert len(short.trace) < len(profiled(text, steps=4).trace)
 
 
+def test_memory_behind_the_steps_that_were_watched_is_told(tmp_path):
+    path = written(tmp_path, PLAIN + "held = torch.ones(2**30, dtype=torch.uint8)\n")
+    for words, told in ((("--steps", "2"), True), (("--steps", "2", "--stop"), False)):
+        done = run_command("profile", "--no-advice", *words, path, cwd=tmp_path)  # a process has one peak
+        assert ("Behind the steps that were watched the process took up to" in done.stdout) is told, done.stderr
+
+
 def test_a_script_that_fails_leaves_its_profile(profiled, capsys):
     profile = profiled(PLAIN + "    raise RuntimeError('broken')\n")
     assert profile.exit_code == 1 and profile.steps == 1

@@ -54,7 +54,7 @@ TECHNIQUE = Technique(
         switchable=True,
         choices=(Choice(_SDPA),),
         off=lambda _, plan: (
-            "" if plan.switchable else "the model has no attention that it can switch from holding every score"
+            "" if plan.switchable else "the model has no attention that holds every score and could be switched"
         ),
     ),
     example=({"attention": "eager"}, _SDPA),
