@@ -6,7 +6,8 @@ EXTRAS = vision,report
 THREADS ?= 1
 TORCH ?= torch
 # each process takes whole stretches of the suite, so that what the tests of a file share is mostly made once
-SPLIT = -n 2 --dist worksteal
+# One more than two cores: tests wait for the processes that they start.
+SPLIT = -n 3 --dist worksteal
 # hundreds of processes that tests start read what the first has compiled, also where a shell forbids to write that down
 TESTED = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=$(THREADS) $(RUN) -m pytest
 
