@@ -1,12 +1,8 @@
 """The fake accelerator: a device type of its own on which fake tensors run forward, backward, optimizer and offload.
 
 It stands for a CUDA card. torch is told of it through a backend written in Python, so it needs no GPU and no CUDA build
-of torch, and host and device can be told apart. Two kinds of run are known:
-
-- `cuda`: tensors are on the device type `sim`; kernels are chosen as torch chooses them for CUDA (attention, autocast
-  and optimizer defaults have their own files);
-- `cpu`: tensors are fake tensors on `cpu`, so torch makes its own CPU choices (attention, autocast lists, for-loop
-  optimizers) and nothing needs to be told.
+of torch, and host and device can be told apart. In a run on `cuda`, tensors are on the device type `sim`, and kernels are
+chosen as torch chooses them for CUDA; in one on `cpu` they are fake tensors there, so that torch makes its own choices.
 """
 
 from __future__ import annotations
@@ -283,12 +279,11 @@ class Backend:
         """Returns the most bytes of tensors alive so far."""
         return self.memory()[1]
 
-    max_memory_reserved = max_memory_allocated
-    get_memory_info = mem_get_info
+    max_memory_reserved, get_memory_info = max_memory_allocated, mem_get_info
 
     def memory_stats(self, device: Any = None) -> dict[str, int]:
         """Returns the bytes that torch counts; numbers of blocks are all 0."""
-        return memory_statistics(*self.memory())
+        return memory_statistics(*self.memory(), self.memory_reserved())
 
 
 backend = Backend()
@@ -300,7 +295,7 @@ def of_any_accelerator() -> list[Change]:
 
     Torch's own ask C++ hooks, which a device of Python has not: some refuse, others read its streams as something else.
     """
-    names = [name for name in torch.accelerator.__all__ if "memory" in name or "cache" in name or "stream" in name]
-    found = [name for name in (*names, "synchronize") if hasattr(backend, name)]
+    of_backend = (name for name in torch.accelerator.__all__ if hasattr(backend, name))
+    found = [name for name in of_backend if any(part in name for part in ("memory", "cache", "stream", "synchronize"))]
     # Functions of their own, and always the same: Dynamo knows those of `torch.accelerator` and of a device apart.
     return [(torch.accelerator, name, functools.partial(getattr(backend, name))) for name in found]

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from types import SimpleNamespace
-from typing import Any
 
-from snugfit.attributes import Change
 from snugfit.recording.generations import Capability
 from snugfit.units import MIB
 
@@ -34,27 +32,10 @@ def card_properties(capability: Capability) -> SimpleNamespace:
     )
 
 
-def names_itself(name: str, memory_bytes: int) -> list[Change]:
-    """Returns the replacements by which the card says whose it is; scripts choose batches and kernels by that.
-
-    What is free stays more than any script plans with: a model that does not fit is to be seen whole.
-    """
-    import torch
-
-    from snugfit.fake_device.accelerator import backend
-
-    def properties(device: Any = None) -> Any:
-        found = backend.of_card(card_properties)
-        found.name, found.total_memory = name, memory_bytes
-        return found
-
-    answers = {"get_device_name": lambda device=None: name, "get_device_properties": properties}
-    return [(owner, asked, answer) for owner in (torch.cuda, backend) for asked, answer in answers.items()]
-
-
-def memory_statistics(now: int, most: int) -> dict[str, int]:
-    """Returns `torch.cuda.memory_stats()` of a card with so many bytes in tensors."""
+def memory_statistics(now: int, most: int, kept: int) -> dict[str, int]:
+    """Returns `torch.cuda.memory_stats()` of a card with so many bytes in tensors, of which the allocator keeps `kept`."""
     found = defaultdict[str, int](int)
     for kind in ("allocated", "reserved", "active", "requested"):
-        found[f"{kind}_bytes.all.current"], found[f"{kind}_bytes.all.peak"] = now, most
+        found[f"{kind}_bytes.all.current"] = kept if kind == "reserved" else now
+        found[f"{kind}_bytes.all.peak"] = most
     return found

@@ -166,3 +166,22 @@ def _cards(count: int) -> list[Change]:
     from snugfit.fake_device.accelerator import backend
 
     return [(owner, "device_count", lambda: count) for owner in (torch.cuda, backend)]
+
+
+def names_itself(name: str, memory_bytes: int) -> list[Change]:
+    """Returns the replacements by which the card says whose it is; scripts choose batches and kernels by that.
+
+    What is free stays more than any script plans with: a model that does not fit is to be seen whole.
+    """
+    import torch
+
+    from snugfit.fake_device.accelerator import backend
+    from snugfit.fake_device.card_properties import card_properties
+
+    def properties(device: Any = None) -> Any:
+        found = backend.of_card(card_properties)
+        found.name, found.total_memory = name, memory_bytes
+        return found
+
+    answers = {"get_device_name": lambda device=None: name, "get_device_properties": properties}
+    return [(owner, asked, answer) for owner in (torch.cuda, backend) for asked, answer in answers.items()]

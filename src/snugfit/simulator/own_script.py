@@ -26,7 +26,7 @@ from snugfit.simulator.compiled_script import record_as_it_compiles
 from snugfit.simulator.estimate import DeviceArgument, cards_of, estimated
 from snugfit.simulator.fresh_workers import imported_since
 from snugfit.simulator.later_optimizers import later_optimizers, makes_optimizer
-from snugfit.simulator.launched import Launch
+from snugfit.simulator.launched import Launch, names_itself
 from snugfit.simulator.memory_handlers import memory_handlers
 from snugfit.simulator.periodic_branches import PeriodicBranches
 from snugfit.simulator.prediction import Estimate
@@ -123,7 +123,6 @@ def record_script(
     `card`: whose name and memory the script is told; None: those of no card that there is.
     `gpus`, `nodes`: as of `estimate_script`.
     """
-    from snugfit.fake_device.card_properties import names_itself
     from snugfit.fake_device.rewritten_code import other_text
 
     passes = _PASSES if makes_optimizer(ProgramText(program.parts()).text, _optimizers()) else STEPS

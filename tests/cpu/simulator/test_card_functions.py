@@ -23,7 +23,9 @@ torch.cuda.memory._dump_snapshot("memory.pickle")
 most = torch.cuda.max_memory_allocated()
 large = torch.zeros(most, device=device)
 del large
-assert torch.cuda.memory_reserved() == torch.cuda.max_memory_allocated() > most * 4 > torch.cuda.memory_allocated()
+assert torch.cuda.memory_reserved() == torch.cuda.max_memory_allocated()
+assert torch.cuda.memory_reserved() == torch.cuda.memory_stats()["reserved_bytes.all.current"]
+assert torch.cuda.memory_reserved() > most * 4 > torch.cuda.memory_allocated()
 torch.cuda.empty_cache()
 assert torch.cuda.memory_reserved() == torch.cuda.memory_allocated()
 card = torch.cuda.get_device_properties(0)
