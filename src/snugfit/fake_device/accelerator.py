@@ -291,10 +291,7 @@ backend = Backend()
 
 @functools.cache
 def of_any_accelerator() -> list[Change]:
-    """Returns the replacements by which `torch.accelerator` asks this device for streams and memory.
-
-    Torch's own ask C++ hooks, which a device of Python has not: some refuse, others read its streams as something else.
-    """
+    """Returns what lets `torch.accelerator` ask this device; torch's own asks C++ hooks, which one of Python has not."""
     of_backend = (name for name in torch.accelerator.__all__ if hasattr(backend, name))
     found = [name for name in of_backend if any(part in name for part in ("memory", "cache", "stream", "synchronize"))]
     # Functions of their own, and always the same: Dynamo knows those of `torch.accelerator` and of a device apart.
