@@ -1,13 +1,14 @@
-"""`%load_ext snugfit`: the cell magic `%%estimate`, for a cell that trains.
+"""`%load_ext snugfit`: the cell magics `%%estimate` and `%%plan`, for a cell that trains.
 
-A cell is estimated as `snugfit estimate SCRIPT.py` estimates a file; the line takes that command's options:
+A cell is estimated as `snugfit estimate SCRIPT.py` estimates a file, and planned as `snugfit plan SCRIPT.py` does; the line
+takes that command's options:
 
     %%estimate --device rtx-4090
     import torch
     ...
 
 Where it asks for names of the notebook, the cells that were run so far are run before it, simulated as well. Nothing of the
-cell is left in the notebook. The estimate is the cell's value.
+cell is left in the notebook. The estimate, or the plan with its lines to paste, is the cell's value.
 """
 
 from __future__ import annotations
@@ -28,18 +29,21 @@ from snugfit.cli.output import writing
 from snugfit.errors import SnugfitError
 
 if TYPE_CHECKING:
+    from snugfit.planner.script_plan_result import ScriptPlan
     from snugfit.simulator.prediction import Estimate
 
 
 def load_ipython_extension(shell: Any) -> None:
-    """Gives a notebook the magic; IPython calls it."""
-    estimate = functools.partial(estimate_cell, shell.user_ns)
-    shell.register_magic_function(estimate, magic_kind="cell", magic_name="estimate")
+    """Gives a notebook the magics; IPython calls it."""
+    for command in ("estimate", "plan"):
+        answer = functools.partial(answer_cell, command, shell.user_ns)
+        shell.register_magic_function(answer, magic_kind="cell", magic_name=command)
 
 
-def estimate_cell(names: Mapping[str, Any], line: str, cell: str) -> Estimate | None:
-    """Estimates a cell; what is wrong with it is one message, and no estimate.
+def answer_cell(command: str, names: Mapping[str, Any], line: str, cell: str) -> Estimate | ScriptPlan | None:
+    """Estimates or plans a cell; what is wrong with it is one message, and no answer.
 
+    `command`: `estimate` or `plan`.
     `names`: what the notebook knows, `In` among it: the cells that were run.
     """
     with spoken_to_a_person(), contextlib.ExitStack() as around:
@@ -50,10 +54,11 @@ def estimate_cell(names: Mapping[str, Any], line: str, cell: str) -> Estimate | 
             with writing(Path.cwd()), script.open("x", encoding="utf-8") as file:  # never another notebook's
                 around.callback(script.unlink, missing_ok=True)
                 file.write(_notebook([*before, cell]) if before else cell)
-            args = parse(["estimate", *shlex.split(line), str(script)])
+            args = parse([command, *shlex.split(line), str(script)])
             from snugfit.cli.estimate import estimated
+            from snugfit.cli.plan import planned_script
 
-            return estimated(args, args.device)
+            return planned_script(args) if command == "plan" else estimated(args, args.device)
         except SnugfitError as error:
             print(f"snugfit: {error}", file=sys.stderr)
             return None

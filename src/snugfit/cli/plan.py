@@ -28,6 +28,7 @@ from snugfit.units import parse_bytes
 
 if TYPE_CHECKING:
     from snugfit.planner.plan_result import Plan
+    from snugfit.planner.script_plan_result import ScriptPlan
 
 
 class PlanOptions:
@@ -72,7 +73,10 @@ def run(args: argparse.Namespace) -> int:
     if args.model is None:
         raise InputError("the following arguments are required: MODEL (or --from FILE); see `snugfit plan --help`.")
     if is_script(args.model):
-        return _plan_script(args)
+        found = planned_script(args)
+        output.write_file(args.output, found.write_diff)
+        output.write_file(args.figure, found.plan.draw)
+        return output.print_result(found, as_json=args.json)
     if args.style is not None:
         raise InputError(f"--as is for a script, and {args.model} is a model by name. Leave it out.")
     from snugfit.planner.maximize import MAXIMIZED
@@ -135,7 +139,8 @@ def _from_earlier(args: argparse.Namespace) -> int:
     return output.print_result(answer, as_json=args.json)
 
 
-def _plan_script(args: argparse.Namespace) -> int:
+def planned_script(args: argparse.Namespace) -> ScriptPlan:
+    """Returns the plan of the script that was typed."""
     from snugfit.planner.script_plan import plan_script
 
     if (args.workload_gpus or "").strip().lower() == "auto":
@@ -149,7 +154,7 @@ def _plan_script(args: argparse.Namespace) -> int:
             f"snugfit plan --budget SIZE {args.model} ..."
         )
     output.check_files(args, output=(), figure=(".png", ".svg"))
-    plan = plan_script(
+    return plan_script(
         args.model,
         args.of_script,
         budget=args.budget,
@@ -159,6 +164,3 @@ def _plan_script(args: argparse.Namespace) -> int:
         assume=args.assume,
         **processes,
     )
-    output.write_file(args.output, plan.write_diff)
-    output.write_file(args.figure, plan.plan.draw)
-    return output.print_result(plan, as_json=args.json)

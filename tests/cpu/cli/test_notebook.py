@@ -86,6 +86,18 @@ def test_a_cell_that_asks_for_names_of_others_is_estimated_behind_them(notebook,
     assert any("cell.ipynb[cell 5]" in row.line for row in found.sources)
 
 
+def test_a_cell_is_planned_with_lines_for_it(notebook, capsys):
+    trains = CELL.index("optimizer")
+    notebook.run_cell("import torch\nfrom torch import nn\nmodel = nn.Linear(64, 512)", store_history=True)
+    notebook.user_ns["In"].append("%%plan ...")  # as a front end does
+    found = notebook.run_cell_magic("plan", "--device rtx-4090 --budget 20GiB", f"model.cuda()\n{CELL[trains:]}")
+    assert found is not None, capsys.readouterr().err
+    assert "To paste (into the cells by hand)" in str(found) and not list(Path().glob("cell*"))
+    assert found.diff.startswith("--- cell.ipynb[cell 2]\n") and ", fused=True)" in found.diff
+    assert notebook.run_cell_magic("plan", "--device rtx-4090 --budget 1MiB", CELL) is None
+    assert "does not fit 1.00 MiB" in capsys.readouterr().err
+
+
 def test_results_show_their_cards():
     for kind in (snugfit.Estimate, snugfit.Plan, snugfit.TrainResult, BudgetAnswer):
         assert kind._repr_html_ and kind.__str__ is not object.__str__
