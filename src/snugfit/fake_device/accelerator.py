@@ -272,7 +272,7 @@ class Backend:
         return most if most > self.kept_before else now
 
     def mem_get_info(self, device: Any = None) -> tuple[int, int]:
-        """Returns what is free and all there is, in bytes: more than any plan needs, as `get_device_properties` says."""
+        """Returns what is free and all there is, in bytes: more than any plan needs, whatever card it is."""
         return ROOM_BYTES - self.memory()[0], ROOM_BYTES
 
     def max_memory_allocated(self, device: Any = None) -> int:
@@ -291,7 +291,8 @@ backend = Backend()
 
 @functools.cache
 def of_any_accelerator() -> list[Change]:
-    """Returns what lets `torch.accelerator` ask this device; torch's own asks C++ hooks, which one of Python has not."""
+    """Returns the replacements by which `torch.accelerator` asks this device for streams and memory."""
+    # Torch's own ask C++ hooks, which a device of Python has not: some refuse, others read its streams as something else.
     of_backend = (name for name in torch.accelerator.__all__ if hasattr(backend, name))
     found = [name for name in of_backend if any(part in name for part in ("memory", "cache", "stream", "synchronize"))]
     # Functions of their own, and always the same: Dynamo knows those of `torch.accelerator` and of a device apart.

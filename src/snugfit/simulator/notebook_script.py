@@ -109,14 +109,6 @@ def _in_python(cell: Cell, name: str) -> Cell:
     return dataclasses.replace(cell, text=text)
 
 
-def _parts_of(path: Path) -> Iterator[tuple[str, str]]:
-    if path.suffix != SUFFIX:
-        yield str(path), path.read_text(encoding="utf-8")
-        return
-    for number, cell in enumerate(cells_of(path), 1):
-        yield name_of_cell(path, number), cell.text
-
-
 def tell_lines(parts: Mapping[str, bytes]) -> None:
     """Lets this process find the lines of cells, which are in no file of theirs."""
     for name, text in parts.items():
@@ -126,12 +118,9 @@ def tell_lines(parts: Mapping[str, bytes]) -> None:
 class Shell:
     """Stands for IPython in a script, as `get_ipython()` gives it."""
 
-    def __init__(self, run: Callable[..., None], written: dict[str, str]) -> None:
-        """Leaves modules that are written in `written`.
-
-        `run`: runs code in the script's main module; it is that of a file, if one is named behind it.
-        """
-        self._run, self._written = run, written
+    def __init__(self, run: Callable[[str], None], run_file: Callable[[str], None], written: dict[str, str]) -> None:
+        """Leaves modules that are written in `written`; `run`, `run_file`: run code, or a file, in the main module."""
+        self._run, self._run_file, self._written = run, run_file, written
 
     def run_line_magic(self, name: str, line: str, *_: Any, **__: Any) -> None:
         """`%name line`."""
@@ -141,8 +130,7 @@ class Shell:
         elif name == "run":
             words = list(itertools.dropwhile(lambda word: word.startswith("-"), shlex.split(line)))
             with replaced([(sys, "argv", words)]):
-                for file, text in _parts_of(Path(words[0])):
-                    self._run(text, file)
+                self._run_file(words[0])
         elif name in ("env", "set_env"):
             variable, given, value = line.partition("=" if "=" in line else " ")
             if given:

@@ -152,24 +152,29 @@ def run_parts(
     written: dict[str, str] = {}
     texts = {file: (changed or {}).get(file) or text for file, text in program.parts().items()}
     of_notebook = program.cells or any("get_ipython()" in str(text) for text in texts.values())  # saved as a script
+
+    def run(file: str, code: str | bytes) -> None:
+        compiled = rewritten(code, file, notebook_script.FLAGS if of_notebook else 0)
+        if compiled.co_flags & inspect.CO_COROUTINE:
+            asyncio.run(eval(compiled, names))
+        else:
+            exec(compiled, names)
+
+    def run_file(file: str) -> None:
+        for part, code in check_script(file).parts().items():
+            run(part, code)
+
     with ExitStack() as around:
         if of_notebook:
             around.enter_context(notebook_script.elsewhere())
             around.enter_context(rewriting(notebook_script.ShownValues()))
             around.enter_context(other_text(written))
         for number, (file, text) in enumerate(texts.items()):
-
-            def run(code: str | bytes, file: str = file) -> None:
-                compiled = rewritten(code, file, notebook_script.FLAGS if of_notebook else 0)
-                if compiled.co_flags & inspect.CO_COROUTINE:
-                    asyncio.run(eval(compiled, names))
-                else:
-                    exec(compiled, names)
-
             if of_notebook:
-                names["get_ipython"] = functools.partial(notebook_script.Shell, run, written)
+                run_here = functools.partial(run, file)
+                names["get_ipython"] = functools.partial(notebook_script.Shell, run_here, run_file, written)
             try:
-                run(text)
+                run(file, text)
             except BaseException as error:
                 if program.cells and program.cells[number].fails_with(error):
                     what = f"{file} ended with {type(error).__name__}, as it did before; what follows is run."
