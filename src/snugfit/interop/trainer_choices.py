@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Set
 from typing import Any
 
 from snugfit.techniques.levels import Level
+from snugfit.workloads.traits import draws_masks
 
 _PLAIN = ("adamw_torch", "adamw_torch_fused")
 
@@ -23,11 +24,11 @@ def settings_of(trainer: Any, levels: Set[Level], *, on_cpu: bool) -> Iterator[d
         yield {name: value for part in combined for name, value in part.items()}
 
 
-def splits_of(trainer: Any) -> Iterator[dict[str, Any]]:
+def splits_of(trainer: Any, levels: Set[Level]) -> Iterator[dict[str, Any]]:
     """Yields the ways to cut the effective batch, the largest microbatch first."""
     size, times = trainer.args.per_device_train_batch_size, trainer.args.gradient_accumulation_steps
     whole = size * times
-    if why_uncut(trainer) is not None:
+    if why_uncut(trainer, levels) is not None:
         yield {}
         return
     for pieces in range(1, whole + 1):
@@ -36,13 +37,15 @@ def splits_of(trainer: Any) -> Iterator[dict[str, Any]]:
             yield {} if pieces == times else cut
 
 
-def why_uncut(trainer: Any) -> str | None:
+def why_uncut(trainer: Any, levels: Set[Level]) -> str | None:
     """Returns why the batch must not be cut otherwise than it is; None where it may be."""
     from snugfit.private_torch import BatchNorm
 
     model = trainer.model
     if any(isinstance(module, BatchNorm) and module.training for module in model.modules()):
         return "batch norm would take its statistics of another batch"
+    if "different" not in levels and any(map(draws_masks, model.modules())):
+        return "dropout would draw other masks, and allow='different' lets it"
     if not adds_losses_up(trainer):
         return None
     owner = next(kind for kind in type(trainer).__mro__ if "compute_loss" in vars(kind))
@@ -127,10 +130,11 @@ def _optimizer(trainer: Any, levels: Set[Level]) -> list[dict[str, Any]]:
     return [{"optim": OptimizerNames(one)} for one in found]
 
 
-def level_of(changes: Mapping[str, Any]) -> Level:
+def level_of(trainer: Any, changes: Mapping[str, Any]) -> Level:
     """Returns how close to the Trainer's own training changed arguments are."""
     optimizer = str(plain(changes.get("optim", "")))
-    if optimizer == "adafactor":
+    cut = "gradient_accumulation_steps" in changes
+    if optimizer == "adafactor" or (cut and any(map(draws_masks, trainer.model.modules()))):
         return "different"
     return "rounding" if changes.get("bf16") or optimizer.endswith("8bit") else "exact"
 

@@ -45,8 +45,8 @@ class TrainerJob:
         self.optimizer = given_optimizer(trainer) if "optim" not in changes else None
         self.args = changed_arguments(args, changes)
         self.checkpoints_no_more = changes.get("gradient_checkpointing", True) is False and args.gradient_checkpointing
-        batch = self.args.per_device_train_batch_size * self.args.gradient_accumulation_steps
-        self.train_samples = widest_samples(trainer.train_dataset, batch)
+        # Of several microbatches any may be the widest, so that each is.
+        self.train_samples = widest_samples(trainer.train_dataset, self.args.per_device_train_batch_size)
         self.evaluated: list[Any] = []
         """Samples of an evaluation; empty where there is none."""
         self.evaluated_samples: int | None = None

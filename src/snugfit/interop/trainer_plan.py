@@ -55,8 +55,8 @@ def plan_for(
         trainer: A transformers.Trainer that is built, TRL's trainers included.
         budget: Device memory, such as "8GiB", or bytes; None: all of the card, of this machine's GPU what is free.
         device: A card's name (`snugfit devices`), `local`, `cpu`; None: this machine's GPU, or else its processor.
-        allow: Fidelity that may be given up: "exact", or "rounding" (bf16, 8-bit moments), "different" (Adafactor), or both
-            with a comma.
+        allow: Fidelity that may be given up: "exact", or "rounding" (bf16, 8-bit moments), "different" (Adafactor, and
+            smaller microbatches where the model has dropout), or both with a comma.
         assume: What to take for values that simulated tensors do not have, as for `snugfit.estimate`.
 
     Returns:
@@ -108,10 +108,10 @@ class _Search:
         best = self._fastest(capacity, levels)
         if best is None:
             raise self._does_not_fit(budget_bytes, margin, levels)
-        return self._result(best, as_it_is, budget_bytes, margin.bytes_of(budget_bytes))
+        return self._result(best, as_it_is, budget_bytes, margin.bytes_of(budget_bytes), levels)
 
     def _fastest(self, capacity: int, levels: frozenset[Level]) -> Tried | None:
-        splits = list(splits_of(self.trainer))
+        splits = list(splits_of(self.trainer, levels))
         whole = [
             (setting, self._fitting(setting, splits[:1], capacity))
             for setting in settings_of(self.trainer, levels, on_cpu=self.place.on_cpu)
@@ -182,13 +182,15 @@ class _Search:
             recording=recording,
         )
 
-    def _result(self, best: Tried, as_it_is: Tried, budget_bytes: int, margin_bytes: int) -> TrainerPlan:
+    def _result(
+        self, best: Tried, as_it_is: Tried, budget_bytes: int, margin_bytes: int, levels: frozenset[Level]
+    ) -> TrainerPlan:
         from snugfit.simulator.assembly import assemble
 
         assert best.recording is not None and best.need_bytes is not None and best.step_seconds is not None
         arguments = copy.copy(self.args)
         set_fields(arguments, best.changes)
-        level = level_of(best.changes)
+        level = level_of(self.trainer, best.changes)
         title = type(self.trainer.model).__name__
         pieces = "gradient_accumulation_steps" in best.changes
         rows = [(self.place.card, best.recording)]
@@ -203,12 +205,12 @@ class _Search:
             step_seconds=best.step_seconds,
             as_it_is=as_it_is,
             tried=tuple(self._known.values()),
-            notes=tuple(self._notes(pieces)),
+            notes=tuple(self._notes(pieces, levels)),
         )
 
-    def _notes(self, pieces: bool) -> Iterator[str]:
+    def _notes(self, pieces: bool, levels: frozenset[Level]) -> Iterator[str]:
         """Yields what must be known of how the batch is cut."""
-        uncut = why_uncut(self.trainer)
+        uncut = why_uncut(self.trainer, levels)
         if uncut is not None:
             yield f"the batch is cut as it was: {uncut}."
         elif pieces and not adds_losses_up(self.trainer):
@@ -216,11 +218,12 @@ class _Search:
 
     def _does_not_fit(self, budget_bytes: int, margin: Margin, levels: frozenset[Level]) -> DoesNotFitError:
         """The error where nothing fits, with the least that would at each level of fidelity."""
-        smallest, uncut = list(splits_of(self.trainer))[-1], why_uncut(self.trainer)
+        uncut = why_uncut(self.trainer, levels)
         allowed = max(levels, key=LEVELS.index)
         least = {}
         for level in LEVELS[LEVELS.index(allowed) :]:
             up_to = levels | set(LEVELS[: LEVELS.index(level) + 1])
+            smallest = list(splits_of(self.trainer, up_to))[-1]
             tried = list(settings_of(self.trainer, up_to, on_cpu=self.place.on_cpu))
             if level != allowed:  # what saves everything at once is enough to say that more would help
                 tried = [{**tried[-1], **({"gradient_checkpointing": True} if checkpointing_of(self.trainer) else {})}]

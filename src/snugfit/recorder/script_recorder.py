@@ -124,7 +124,10 @@ class Address:
     storage: int
     """A number of its storage."""
     offset: int
-    """Elements before it."""
+    """Bytes before it."""
+
+    def __add__(self, count: int) -> Address:  # where a tensor ends, as savers of weights ask
+        return Address(self.storage, self.offset + count)
 
 
 def addresses() -> list[Change]:
@@ -134,7 +137,7 @@ def addresses() -> list[Change]:
     def address(tensor: torch.Tensor) -> Any:
         if type(tensor) not in FAKES:
             return of_tensor(tensor)
-        return Address(tensor.untyped_storage()._cdata, int(tensor.storage_offset()))
+        return Address(tensor.untyped_storage()._cdata, int(tensor.storage_offset()) * tensor.itemsize)
 
     def start(storage: torch.UntypedStorage) -> Any:
         try:

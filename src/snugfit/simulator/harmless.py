@@ -26,6 +26,7 @@ from typing import Any, NoReturn
 
 from snugfit.attributes import Change, replaced
 from snugfit.errors import CannotSimulateError
+from snugfit.operators import host_speeds
 from snugfit.simulator.nothing_pushed import nothing_pushed
 from snugfit.simulator.started_programs import only_reads, programs
 from snugfit.simulator.thread_pools import thread_pools
@@ -232,8 +233,12 @@ def _refusals() -> list[Change]:
             "of them trains, say how many cards there are (--gpus N before the script), and the first is looked at."
         )
 
+    def measured(*_: Any) -> NoReturn:
+        raise PermissionError(f"no processor is timed {NOT_DONE}")
+
     return [
         (multiprocessing.process.BaseProcess, "start", start),
+        (host_speeds, "measured_speeds", measured),
         *thread_pools(),
         (sys, "stdin", _NoInput()),
     ]

@@ -122,11 +122,11 @@ def _advice(error: Exception, program: Program) -> tuple[str, str]:
             todo += ' Of a model of transformers the small files are enough: hf download NAME --include "*.json".'
         return what, todo
     if isinstance(error, PermissionError) and NOT_DONE in what:
-        files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
-        if any(Path(file).parent == Path(workers.__file__).parent for file in files):
+        files = [Path(frame.filename) for frame in traceback.extract_tb(error.__traceback__)]
+        if any(file.parent == Path(workers.__file__).parent or file.name == "host_speeds.py" for file in files):
             return (
                 what,
-                "It asks snugfit for an estimate or a plan: make that beforehand, and read what it printed (--json).",
+                "It asks snugfit for an estimate or a plan: make that beforehand, and train by the recipe that was found.",
             )
         return what, "Let it go on without that, for example where the error is caught."
     if (gpus := _WANTED_GPUS.search(what)) is not None:

@@ -12,6 +12,7 @@ pytest.importorskip("transformers", reason="transformers is not installed (pip i
 
 import small_trainers
 
+from snugfit.interop.trainer_job import TrainerJob
 from snugfit.interop.transformers import MemoryCallback
 
 
@@ -39,6 +40,12 @@ def test_a_trainer_takes_what_is_predicted(tmp_path, capsys):
     )
     plain.train()
     assert [row["loss"] for row in plain.state.log_history if "loss" in row] == losses
+
+
+def test_each_of_several_microbatches_may_be_the_widest(tmp_path):
+    data = [{"input_ids": [5] * length, "labels": 0} for length in range(1, 61)]
+    trainer = small_trainers.trainer(tmp_path, data=data, per_device_train_batch_size=2, gradient_accumulation_steps=8)
+    assert [len(sample["input_ids"]) for sample in TrainerJob(trainer).train_samples] == [60, 59]
 
 
 def test_a_trainer_that_is_kept_from_a_card_is_put_on_the_one_that_is_asked_for(tmp_path):

@@ -12,6 +12,8 @@ import transformers
 
 from snugfit.interop.trainer_choices import level_of, settings_of, splits_of, why_uncut
 
+ANY = {"exact", "rounding", "different"}
+
 
 def words(trainer, levels):
     found = settings_of(trainer, set(levels), on_cpu=False)
@@ -39,7 +41,7 @@ def test_an_optimizer_that_was_given_stays(tmp_path):
 def test_splits_keep_the_effective_batch(tmp_path):
     trainer = small_trainers.trainer(tmp_path, per_device_train_batch_size=2, gradient_accumulation_steps=3)
     trainer.loss_is_scaled_for_ga = False
-    found = [tuple(row.values()) for row in splits_of(trainer)]
+    found = [tuple(row.values()) for row in splits_of(trainer, ANY)]
     assert found == [(6, 1), (3, 2), (), (1, 6)]  # empty: as it is
 
 
@@ -79,9 +81,9 @@ def _vit(folder, **settings):
 )
 def test_losses_that_are_added_up_must_be_divided_by_all_labels(tmp_path, make, why):
     trainer = make(tmp_path)
-    found = why_uncut(trainer)
+    found = why_uncut(trainer, ANY)
     assert found is None if why is None else f"and {why} may not divide by the labels" in found
-    assert (list(splits_of(trainer)) == [{}]) == (why is not None)
+    assert (list(splits_of(trainer, ANY)) == [{}]) == (why is not None)
 
 
 def test_pieces_that_are_divided_move_the_weights_as_the_whole_does(tmp_path):
@@ -91,7 +93,7 @@ def test_pieces_that_are_divided_move_the_weights_as_the_whole_does(tmp_path):
         trainer = small_trainers.trainer(tmp_path, max_steps=1, max_grad_norm=0.0, **settings)
         trainer.model.double()
         trainer.loss_is_scaled_for_ga = False
-        assert why_uncut(trainer) is None
+        assert why_uncut(trainer, ANY) is None
         before = trainer.model.classifier.weight.detach().clone()
         for module in trainer.model.modules():
             if isinstance(module, torch.nn.Dropout):
@@ -104,7 +106,17 @@ def test_pieces_that_are_divided_move_the_weights_as_the_whole_does(tmp_path):
 def test_batch_statistics_allow_no_other_split(tmp_path):
     trainer = small_trainers.trainer(tmp_path)
     trainer.model.norm = torch.nn.BatchNorm1d(4)
-    assert list(splits_of(trainer)) == [{}]
+    assert list(splits_of(trainer, ANY)) == [{}]
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.1])
+def test_a_smaller_microbatch_draws_other_masks(tmp_path, rate):
+    trainer = _llama(tmp_path)
+    trainer.model.norm = torch.nn.Dropout(rate)
+    cut = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 8}
+    assert (list(splits_of(trainer, {"exact"})) == [{}]) == bool(rate)
+    assert cut in splits_of(trainer, ANY)
+    assert level_of(trainer, cut) == ("different" if rate else "exact")
 
 
 @pytest.mark.parametrize(
@@ -116,5 +128,5 @@ def test_batch_statistics_allow_no_other_split(tmp_path):
         ({"bf16": True, "optim": "adafactor"}, "different"),
     ],
 )
-def test_level(changes, level):
-    assert level_of(changes) == level
+def test_level(tmp_path, changes, level):
+    assert level_of(_llama(tmp_path), changes) == level

@@ -13,6 +13,8 @@ layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
 body = nn.TransformerEncoder(layer, 6)
 assert len({weight.data_ptr() for _ in range(2) for weight in body.parameters()}) == len(list(body.parameters()))
 model = nn.Sequential(body, nn.Linear(32, 4)).to(device)
+ends = [weight.view(-1)[-1:].data_ptr() + weight.element_size() for weight in body.parameters()]
+assert all(weight.data_ptr() < end for weight, end in zip(body.parameters(), ends))  # as libraries ask that save weights
 average = copy.deepcopy(model)
 optimizer = torch.optim.AdamW(model.parameters())
 """

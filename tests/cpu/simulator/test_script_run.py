@@ -36,6 +36,12 @@ def test_what_fails_behind_the_steps_is_one_line(tmp_path, capsys):
             2,
             "It asks snugfit for an estimate or a plan",
         ),
+        (
+            "import snugfit, torch\nfrom snugfit.operators import host_speeds\nhost_speeds.kept_speeds = lambda *_: None\n"
+            "snugfit.plan(torch.nn.Linear(2, 2), torch.ones(2, 2), device='cpu', budget='1GiB')",
+            2,
+            "It asks snugfit for an estimate or a plan",
+        ),
         ("import subprocess\nsubprocess.run(['git', 'pull'])", 2, "no program is started in an estimate"),
         ("import urllib.request\nurllib.request.urlopen('http://127.0.0.1:9')", 2, "What it downloads has to be there"),
         ("raise ConnectionError('no data set of this name is here')", 2, "What it downloads has to be there"),
@@ -61,6 +67,7 @@ def test_what_fails_behind_the_steps_is_one_line(tmp_path, capsys):
         "module",
         "stdin",
         "itself",
+        "itself, timing",
         "program",
         "download",
         "data set",
