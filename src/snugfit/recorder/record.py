@@ -21,7 +21,7 @@ from snugfit.fake_device.triton_kernels import triton_launches
 from snugfit.private_torch import late_compiler
 from snugfit.recorder.recorder import Recorder
 from snugfit.recorder.registration import simulating, threads_of
-from snugfit.recorder.sparse_gradients import dense_gradients
+from snugfit.recorder.sparse_gradients import sparse_gradients
 from snugfit.recording.recording import Recording
 from snugfit.uncollected import uncollected
 from snugfit.values.assumptions import Assumptions
@@ -53,7 +53,7 @@ def record(
         around.enter_context(threads_of(personality))
         around.enter_context(recorder)
         answers = [*told(torch.get_rng_state, recorder.saw), *told(torch.isfinite, recorder.values.is_true)]
-        answers += dense_gradients(recorder.answered.add)
+        answers += sparse_gradients(recorder.answered.add)
         if personality.is_card:
             around.enter_context(cuda_means_sim())
             answers += [*pages_locked(recorder.locked), *kept_for_streams(recorder.answered.add)]

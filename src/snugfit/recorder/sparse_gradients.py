@@ -1,12 +1,14 @@
 """Sparse gradients of embeddings (`sparse=True`), which simulated tensors cannot hold.
 
-They are simulated as dense ones, the size of the weight: the most that they can take, and the estimate says so. (A sparse
-gradient holds a row for each index of the batch.)
+In their place stands one row that is seen as every row of the weight (a stride of 0), on the memory of the rows that were
+looked up. So it has the shape that optimizers want, and takes what a sparse gradient takes: a row for each index, also for
+one that comes twice. What makes dense tensors of it, as momentum does, counts the whole weight: the most it can take.
 """
 
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -15,41 +17,117 @@ import torch.nn.functional as F
 
 from snugfit.attributes import Change
 
-_PLACES = {"embedding": 6, "embedding_bag": 7}
-"""Lookups of `torch.nn.functional` -> the position of `sparse` among their arguments."""
-_SAID = "sparse gradients of embeddings were counted as dense ones, which is the most that they can take"
+_LOOKUPS = (F.embedding, F.embedding_bag)
+_SAID = "sparse gradients of embeddings count a row for each index, also where one comes twice"
+_DENSE = "some sparse gradients of embeddings were counted as dense ones, which is the most that they can take"
 
 
-def dense_gradients(answered: Callable[[str], None]) -> list[Change]:
-    """Returns the replacements with which embeddings get dense gradients, which SparseAdam then takes.
+def sparse_gradients(answered: Callable[[str], None]) -> list[Change]:
+    """Returns the replacements with which embeddings get stand-ins of sparse gradients, which SparseAdam then takes.
 
     `answered`: gets what the estimate says about it.
     """
-    lookups = [(F, name, _dense(getattr(F, name), place, answered)) for name, place in _PLACES.items()]
+    lookups = [(F, lookup.__name__, _looking_up(lookup, answered)) for lookup in _LOOKUPS]
     return [*lookups, (torch.optim, "SparseAdam", _SparseAdam)]
 
 
-def _dense(lookup: Callable[..., torch.Tensor], place: int, answered: Callable[[str], None]) -> Any:
+def _looking_up(lookup: Callable[..., torch.Tensor], answered: Callable[[str], None]) -> Any:
+    signature = inspect.signature(lookup)
+
     @functools.wraps(lookup)
     def looked_up(*args: Any, **kwargs: Any) -> torch.Tensor:
-        if len(args) > place and args[place]:
-            args = (*args[:place], False, *args[place + 1 :])
-        elif kwargs.get("sparse"):
-            kwargs["sparse"] = False
-        else:
+        given = signature.bind(*args, **kwargs)
+        given.apply_defaults()
+        named = given.arguments
+        weight = named["weight"]
+        if not named["sparse"] or not weight.requires_grad or not torch.is_grad_enabled():
             return lookup(*args, **kwargs)
-        found = lookup(*args, **kwargs)
-        if found.requires_grad:
-            answered(_SAID)
+        named["sparse"] = False
+        other = named["scale_grad_by_freq"] or named.get("per_sample_weights") is not None or not weight.is_leaf
+        if other or torch.compiler.is_compiling():
+            answered(_DENSE)
+            return lookup(*given.args, **given.kwargs)
+        answered(_SAID)
+        found: torch.Tensor = _Lookup.apply(weight, named["input"], lambda: lookup(*given.args, **given.kwargs))
         return found
 
     return looked_up
 
 
+class _Lookup(torch.autograd.Function):
+    """A lookup whose backward pass gives the weight its gradient itself, as autograd would copy one with a stride of 0."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, weight: torch.Tensor, places: torch.Tensor, look_up: Callable[[], torch.Tensor]
+    ) -> torch.Tensor:
+        ctx.save_for_backward(places)
+        ctx.weight = weight
+        return look_up()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[None, None, None]:
+        (grad,), (places,), weight = grads, ctx.saved_tensors, ctx.weight
+        width = weight.shape[1:]
+        if grad.numel() == places.numel() * width.numel():
+            rows = grad.reshape(-1, *width)
+        else:  # a bag has one row for many; autograd copies what is made of it
+            rows = grad.new_empty((places.numel(), *width)).clone()
+        before = weight.grad
+        if before is None or hasattr(before, "rows"):
+            weight.grad = _stand_in(weight, rows, places.reshape(-1), before)
+        return None, None, None
+
+
+def _stand_in(weight: torch.Tensor, rows: torch.Tensor, places: torch.Tensor, before: Any) -> Any:
+    """Returns what stands for the sparse gradient of a weight, added to the one before it."""
+    with torch.no_grad():
+        if before is not None:
+            rows, places = torch.cat([before.rows, rows]), torch.cat([before.places, places])
+        found: Any = rows[:1].expand(weight.shape)
+    found.rows, found.places = rows, places
+    return found
+
+
 class _SparseAdam(torch.optim.Adam):
-    """Stands for `torch.optim.SparseAdam`, which refuses dense gradients; its state is Adam's."""
+    """Stands for `torch.optim.SparseAdam`, which wants sparse gradients: with tensors as large as those that it makes."""
 
     def __init__(
         self, params: Any, lr: Any = 1e-3, betas: Any = (0.9, 0.999), eps: float = 1e-8, maximize: bool = False
     ) -> None:
-        super().__init__(params, lr, betas, eps, maximize=maximize)
+        super().__init__(params, lr, betas, eps, maximize=maximize, foreach=False)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        """Moves the rows that have gradients."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for weight in group["params"]:
+                if weight.grad is not None:
+                    self._move(weight, weight.grad)
+        return loss
+
+    def _move(self, weight: torch.Tensor, grad: Any) -> None:
+        state = self.state[weight]
+        if not state:
+            state["step"] = 0
+            state["exp_avg"] = torch.zeros_like(weight, memory_format=torch.preserve_format)
+            state["exp_avg_sq"] = torch.zeros_like(weight, memory_format=torch.preserve_format)
+        state["step"] += 1
+        rows, places = getattr(grad, "rows", grad), getattr(grad, "places", None)
+        if places is None:  # counted as a dense one
+            places = torch.arange(len(grad), device=grad.device)
+        order = places.sort()
+        rows, places = torch.empty_like(rows), order.values.clone()  # each place once
+        del order
+        old = state["exp_avg"].index_select(0, places)
+        moved = rows.sub(old).mul_(0.1)
+        state["exp_avg"].index_add_(0, places, moved)
+        old_squares = state["exp_avg_sq"].index_select(0, places)
+        squares = rows.pow(2).sub_(old_squares).mul_(0.1)
+        state["exp_avg_sq"].index_add_(0, places, squares)
+        by = moved.add_(old).div_(squares.add_(old_squares).sqrt_().add_(1e-8))
+        weight.index_add_(0, places, -1e-3 * by)
