@@ -66,7 +66,7 @@ class Recipe(
 
     @classmethod
     def from_yaml(cls, path: str | Path, **changes: Any) -> Recipe:
-        """Reads a recipe from a YAML file.
+        """Reads a recipe from a YAML file, or from what `snugfit plan --json` printed.
 
         Args:
             path: The file.
@@ -82,6 +82,8 @@ class Recipe(
         from snugfit.yaml_files import read_yaml
 
         given = read_yaml(path, "recipe file", example="checkpoint: all")
+        if isinstance(of_plan := given.get("recipe"), dict):
+            given = of_plan
         fields = {str(name).replace("-", "_"): value for name, value in given.items()}
         return cls.from_mapping({**fields, **changes}, subject=f"recipe {str(path)!r}")
 

@@ -61,6 +61,12 @@ def test_every_field_says_what_it_does():
         assert info.option == "--" + name.replace("_", "-")
 
 
+def test_that_of_a_plan_is_read_from_what_it_printed(tmp_path):
+    path = tmp_path / "plan.json"
+    path.write_text('{"recipe": {"checkpoint": "all", "precision": "bf16-mixed"}, "budget_bytes": 1, "reasons": {}}')
+    assert Recipe.from_yaml(path, precision="fp32") == Recipe(checkpoint="all")
+
+
 @pytest.mark.parametrize("name", OTHER_VALUES)
 def test_yaml_round_trip(name, tmp_path):
     recipe = Recipe(**{**NEEDS.get(name, {}), name: OTHER_VALUES[name]})
