@@ -18,7 +18,6 @@ from snugfit.planner.probe import Probe
 from snugfit.planner.search import Search
 from snugfit.planner.space import BY_BLOCK, EVERYWHERE, SIZE, Space, choices_of
 from snugfit.recipe import Recipe
-from snugfit.report.words import recipe_in_words
 from snugfit.techniques import TECHNIQUES
 from snugfit.techniques.levels import LEVELS, Level
 from snugfit.techniques.planning import UNCALLED, Changes, Planned
@@ -227,7 +226,7 @@ def neighbours(budgets: Budgets, best: Probe, budget_of: Callable[[int], int]) -
     ]
     if faster:
         more = min(faster, key=lambda point: (point.need_bytes, point.step_seconds))
-        lines.append(f"from {format_bytes(budget_of(more.need_bytes))} on a step takes {_step_of(more)}")
+        lines.append(f"from {format_bytes(budget_of(more.need_bytes))} on a step takes {_step_of(more, best)}")
     else:
         lines.append("more budget makes no step faster that was simulated or composed")
     lines.append(f"this recipe would still fit {format_bytes(budget_of(best.need_bytes))}")
@@ -235,11 +234,18 @@ def neighbours(budgets: Budgets, best: Probe, budget_of: Callable[[int], int]) -
     if less:
         next_one = min(less, key=lambda point: (point.step_seconds, point.need_bytes))
         lines.append(
-            f"below that a step takes {_step_of(next_one)} down to {format_bytes(budget_of(next_one.need_bytes))}"
+            f"below that a step takes {_step_of(next_one, best)} down to {format_bytes(budget_of(next_one.need_bytes))}"
         )
     return tuple(lines)
 
 
-def _step_of(point: BudgetPoint) -> str:
+def _step_of(point: BudgetPoint, best: Probe) -> str:
     source = "simulated" if point.simulated else "composed"
-    return f"{format_seconds(point.step_seconds)} ({source}: {recipe_in_words(point.recipe)})"
+    return f"{format_seconds(point.step_seconds)} ({source}: this recipe with {_difference(point.recipe, best.recipe)})"
+
+
+def _difference(recipe: Recipe, other: Recipe) -> str:
+    """What one recipe has and another has not, as it is typed; of a long list of blocks their number."""
+    texts = {name: as_typed(getattr(recipe, name)) for name in _differing(recipe, other)}
+    short = (text if len(text) < 30 else f"{len(getattr(recipe, name))} blocks" for name, text in texts.items())
+    return ", ".join(f"{name}={text}" for name, text in zip(texts, short, strict=True))
