@@ -26,7 +26,6 @@ from typing import Any, NoReturn
 
 from snugfit.attributes import Change, replaced
 from snugfit.errors import CannotSimulateError
-from snugfit.operators import host_speeds
 from snugfit.simulator.nothing_pushed import nothing_pushed
 from snugfit.simulator.started_programs import only_reads, programs
 from snugfit.simulator.thread_pools import thread_pools
@@ -227,6 +226,8 @@ class _NoInput(io.TextIOBase):
 
 
 def _refusals() -> list[Change]:
+    from snugfit.operators import host_speeds  # brings torch, which who only asks the worker goes without
+
     def start(process: Any, *_: Any) -> NoReturn:
         raise CannotSimulateError(
             f"the script starts a process of its own ({type(process).__name__}). An estimate looks at one: where each "
