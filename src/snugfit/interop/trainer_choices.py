@@ -44,7 +44,7 @@ def why_uncut(trainer: Any, levels: Set[Level]) -> str | None:
     model = trainer.model
     if any(isinstance(module, BatchNorm) and module.training for module in model.modules()):
         return "batch norm would take its statistics of another batch"
-    if "different" not in levels and any(map(draws_masks, model.modules())):
+    if "different" not in levels and _draws_masks(trainer):
         return "dropout would draw other masks, and allow='different' lets it"
     if not adds_losses_up(trainer):
         return None
@@ -66,6 +66,10 @@ def why_uncut(trainer: Any, levels: Set[Level]) -> str | None:
     return (
         f"transformers adds the losses of pieces up, and {whose} may not divide by the labels of all of them{way_out}"
     )
+
+
+def _draws_masks(trainer: Any) -> bool:
+    return any(map(draws_masks, trainer.model.modules()))
 
 
 def adds_losses_up(trainer: Any) -> bool:
@@ -134,7 +138,7 @@ def level_of(trainer: Any, changes: Mapping[str, Any]) -> Level:
     """Returns how close to the Trainer's own training changed arguments are."""
     optimizer = str(plain(changes.get("optim", "")))
     cut = "gradient_accumulation_steps" in changes
-    if optimizer == "adafactor" or (cut and any(map(draws_masks, trainer.model.modules()))):
+    if optimizer == "adafactor" or (cut and _draws_masks(trainer)):
         return "different"
     return "rounding" if changes.get("bf16") or optimizer.endswith("8bit") else "exact"
 

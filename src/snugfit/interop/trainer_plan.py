@@ -75,17 +75,17 @@ def plan_for(
     if isinstance(budget, int) and budget < MIB:
         raise InputError(f"budget={budget} is {format_bytes(budget)}; write '{budget}GiB', if that is meant.")
     place, budget_bytes = budget_for(place_for(device), budget)
-    with waits_are_told(), closing(_Search(trainer, place, assume)) as search:
-        return search.plan(budget_bytes, levels)
+    with waits_are_told(), closing(_Search(trainer, place, assume, levels)) as search:
+        return search.plan(budget_bytes)
 
 
 class _Search:
     """Candidates for one Trainer on one device."""
 
-    def __init__(self, trainer: Any, place: Place, assume: AssumeArgument) -> None:
+    def __init__(self, trainer: Any, place: Place, assume: AssumeArgument, levels: frozenset[Level]) -> None:
         from snugfit.workers.pool import Pool
 
-        self.trainer, self.place, self.assume = trainer, place, assume
+        self.trainer, self.place, self.assume, self.levels = trainer, place, assume, levels
         self.args = trainer.args
         self._known: dict[tuple[Any, ...], Tried] = {}
         self._pool = Pool(1)
@@ -95,7 +95,7 @@ class _Search:
         """Ends the worker."""
         self._pool.close()
 
-    def plan(self, budget_bytes: int, levels: frozenset[Level]) -> TrainerPlan:
+    def plan(self, budget_bytes: int) -> TrainerPlan:
         """Returns the fastest plan."""
         from snugfit.planner.margin import margin_for
 
@@ -105,16 +105,16 @@ class _Search:
         as_it_is = self.probe({})
         if as_it_is.need_bytes is None:
             raise CannotSimulateError(f"the Trainer cannot be simulated: {as_it_is.refusal}")
-        best = self._fastest(capacity, levels)
+        best = self._fastest(capacity)
         if best is None:
-            raise self._does_not_fit(budget_bytes, margin, levels)
-        return self._result(best, as_it_is, budget_bytes, margin.bytes_of(budget_bytes), levels)
+            raise self._does_not_fit(budget_bytes, margin)
+        return self._result(best, as_it_is, budget_bytes, margin.bytes_of(budget_bytes))
 
-    def _fastest(self, capacity: int, levels: frozenset[Level]) -> Tried | None:
-        splits = list(splits_of(self.trainer, levels))
+    def _fastest(self, capacity: int) -> Tried | None:
+        splits = list(splits_of(self.trainer, self.levels))
         whole = [
             (setting, self._fitting(setting, splits[:1], capacity))
-            for setting in settings_of(self.trainer, levels, on_cpu=self.place.on_cpu)
+            for setting in settings_of(self.trainer, self.levels, on_cpu=self.place.on_cpu)
         ]
         best = min((found for _, (found, _) in whole if found is not None), key=_seconds, default=None)
         # A smaller microbatch takes as long at least, so what is slower with the whole batch needs no second look.
@@ -182,9 +182,7 @@ class _Search:
             recording=recording,
         )
 
-    def _result(
-        self, best: Tried, as_it_is: Tried, budget_bytes: int, margin_bytes: int, levels: frozenset[Level]
-    ) -> TrainerPlan:
+    def _result(self, best: Tried, as_it_is: Tried, budget_bytes: int, margin_bytes: int) -> TrainerPlan:
         from snugfit.simulator.assembly import assemble
 
         assert best.recording is not None and best.need_bytes is not None and best.step_seconds is not None
@@ -205,24 +203,24 @@ class _Search:
             step_seconds=best.step_seconds,
             as_it_is=as_it_is,
             tried=tuple(self._known.values()),
-            notes=tuple(self._notes(pieces, levels)),
+            notes=tuple(self._notes(pieces)),
         )
 
-    def _notes(self, pieces: bool, levels: frozenset[Level]) -> Iterator[str]:
+    def _notes(self, pieces: bool) -> Iterator[str]:
         """Yields what must be known of how the batch is cut."""
-        uncut = why_uncut(self.trainer, levels)
+        uncut = why_uncut(self.trainer, self.levels)
         if uncut is not None:
             yield f"the batch is cut as it was: {uncut}."
         elif pieces and not adds_losses_up(self.trainer):
             yield _OF_PIECES
 
-    def _does_not_fit(self, budget_bytes: int, margin: Margin, levels: frozenset[Level]) -> DoesNotFitError:
+    def _does_not_fit(self, budget_bytes: int, margin: Margin) -> DoesNotFitError:
         """The error where nothing fits, with the least that would at each level of fidelity."""
-        uncut = why_uncut(self.trainer, levels)
-        allowed = max(levels, key=LEVELS.index)
+        uncut = why_uncut(self.trainer, self.levels)
+        allowed = max(self.levels, key=LEVELS.index)
         least = {}
         for level in LEVELS[LEVELS.index(allowed) :]:
-            up_to = levels | set(LEVELS[: LEVELS.index(level) + 1])
+            up_to = self.levels | set(LEVELS[: LEVELS.index(level) + 1])
             smallest = list(splits_of(self.trainer, up_to))[-1]
             tried = list(settings_of(self.trainer, up_to, on_cpu=self.place.on_cpu))
             if level != allowed:  # what saves everything at once is enough to say that more would help

@@ -33,14 +33,17 @@ def sparse_gradients(answered: Callable[[str], None]) -> list[Change]:
 
 def _looking_up(lookup: Callable[..., torch.Tensor], answered: Callable[[str], None]) -> Any:
     signature = inspect.signature(lookup)
+    place = list(signature.parameters).index("sparse")
 
     @functools.wraps(lookup)
     def looked_up(*args: Any, **kwargs: Any) -> torch.Tensor:
+        if not (args[place] if len(args) > place else kwargs.get("sparse")):
+            return lookup(*args, **kwargs)
         given = signature.bind(*args, **kwargs)
         given.apply_defaults()
         named = given.arguments
         weight = named["weight"]
-        if not named["sparse"] or not weight.requires_grad or not torch.is_grad_enabled():
+        if not weight.requires_grad or not torch.is_grad_enabled():
             return lookup(*args, **kwargs)
         named["sparse"] = False
         other = named["scale_grad_by_freq"] or named.get("per_sample_weights") is not None or not weight.is_leaf
@@ -89,13 +92,8 @@ def _stand_in(weight: torch.Tensor, rows: torch.Tensor, places: torch.Tensor, be
     return found
 
 
-class _SparseAdam(torch.optim.Adam):
-    """Stands for `torch.optim.SparseAdam`, which wants sparse gradients: with tensors as large as those that it makes."""
-
-    def __init__(
-        self, params: Any, lr: Any = 1e-3, betas: Any = (0.9, 0.999), eps: float = 1e-8, maximize: bool = False
-    ) -> None:
-        super().__init__(params, lr, betas, eps, maximize=maximize, foreach=False)
+class _SparseAdam(torch.optim.SparseAdam):
+    """Stands for torch's, which wants sparse gradients: with tensors as large as those that it makes."""
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
@@ -117,9 +115,10 @@ class _SparseAdam(torch.optim.Adam):
             state["exp_avg"] = torch.zeros_like(weight, memory_format=torch.preserve_format)
             state["exp_avg_sq"] = torch.zeros_like(weight, memory_format=torch.preserve_format)
         state["step"] += 1
-        rows, places = getattr(grad, "rows", grad), getattr(grad, "places", None)
-        if places is None:  # counted as a dense one
-            places = torch.arange(len(grad), device=grad.device)
+        if hasattr(grad, "rows"):
+            rows, places = grad.rows, grad.places
+        else:  # counted as a dense one
+            rows, places = grad, torch.arange(len(grad), device=grad.device)
         order = places.sort()
         rows, places = torch.empty_like(rows), order.values.clone()  # each place once
         del order

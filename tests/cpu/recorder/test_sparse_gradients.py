@@ -61,6 +61,7 @@ def test_what_looks_at_all_rows_counts_them(pool):
         for sparse in (True, False)
     )
     assert found.peak_allocated_bytes <= dense.peak_allocated_bytes
+    assert found.anatomy_bytes["optimizer_state"] == dense.anatomy_bytes["optimizer_state"]
 
 
 SCRIPT = """
