@@ -77,6 +77,11 @@ def option(*given: str) -> str:
     return " and ".join(one.partition(" ")[0] for one in given)
 
 
+def argument(name: str, value: object) -> str:
+    """Returns an argument with its value, as it is typed: `--allow rounding`, or in Python `allow='rounding'`."""
+    return f"{option(name)} {value}" if _ON_COMMAND_LINE.get() else f"{name}={value!r}"
+
+
 class RecipeError(InputError):
     """A recipe or a workload has mistakes, or the two contradict each other; lists all of them."""
 

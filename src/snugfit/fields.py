@@ -16,7 +16,7 @@ import typing
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, Union
 
-from snugfit.errors import RecipeError, did_you_mean
+from snugfit.errors import RecipeError, did_you_mean, nearest
 from snugfit.techniques.spellings import meant, suggestion
 
 if TYPE_CHECKING:
@@ -153,6 +153,19 @@ def whatever_was_meant(settings: T, wrong: Iterable[str], check: Callable[[T], I
             stay = [problem for problem in stay if problem in others]
         object.__setattr__(settings, name, info.default)
     return stay
+
+
+def check_keywords(function: Callable[..., Any], given: Iterable[str], *classes: type) -> None:
+    """Raises for keywords that are no argument of a function and no field of its settings, with a hint among them all."""
+    fields = [name for owner in classes for name in field_infos(owner)]
+    known = [*inspect.signature(function).parameters, *fields]
+    wrong = [
+        f"{name!r} is no option; {nearest(name, known)}see snugfit.{function.__name__}."
+        for name in given
+        if name not in fields
+    ]
+    if wrong:
+        raise RecipeError(wrong, subject=f"options of snugfit.{function.__name__}")
 
 
 class SettingsBase:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 
+from snugfit.errors import argument
 from snugfit.fidelity import fidelity
 from snugfit.fields import as_typed, field_infos
 from snugfit.planner.budgets import BudgetPoint, Budgets
@@ -188,7 +189,7 @@ def _refusal(space: Space, best: Probe, name: str, change: Changes) -> str | Non
         found = fidelity(other, space.workload).reasons.get(name) if isinstance(other, Recipe) else None
         if found is not None:
             level, reason = found
-            return f"{reason.rstrip('.')}: {level}, which is not allowed (--allow {level})."
+            return f"{reason.rstrip('.')}: {level}, which is not allowed ({argument('allow', level)})."
         return _what_is(made)
     for recipe, refusal in space.simulations.refusals.items():
         about_it = not refusal.fields or bool(set(change) & set(refusal.fields))

@@ -8,7 +8,7 @@ from pathlib import Path
 from snugfit.contexts import measured
 from snugfit.device_kinds import CPU, CUDA, KINDS, default_device, free_bytes
 from snugfit.devices import Device, device_named
-from snugfit.errors import InputError, warn
+from snugfit.errors import InputError, argument, option, warn
 from snugfit.fake_device.personality import Personality
 from snugfit.planner.probe import Place, no_speeds
 from snugfit.recording.generations import GENERATIONS
@@ -20,7 +20,9 @@ _DRIVER = Path("/proc/driver/nvidia")
 def place_for(device: str | Device | None) -> Place:
     """Returns the place that a name stands for (`local`, `cpu`, a card); None: this machine's GPU, or its processor."""
     if device == "all":
-        raise InputError("a plan is for one device; give --device a name of the table (snugfit devices), local or cpu.")
+        raise InputError(
+            f"a plan is for one device; give {option('device')} a name of the table (snugfit devices), local or cpu."
+        )
     card = device if isinstance(device, Device) else device_named(_default() if device is None else device)
     if card.name == "cpu":
         from snugfit.operators.host_speeds import host_speeds
@@ -54,7 +56,7 @@ def budget_for(place: Place, budget: str | int | None) -> tuple[Place, int]:
             size = card.memory_bytes
         return place, size
     if card.memory_bytes is None:
-        raise InputError("give a budget: a cpu has no memory of its own, for example --budget 8GiB (budget='8GiB').")
+        raise InputError(f"give a budget: a cpu has no memory of its own, for example {argument('budget', '8GiB')}.")
     if card.name != "local":
         return place, card.memory_bytes
     import torch

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from snugfit.devices import Device
 from snugfit.errors import InputError
+from snugfit.fields import check_keywords
 from snugfit.planner.constraints import Constraints, constraints_from
 from snugfit.planner.own_loop import for_own_loop, without_loop
 from snugfit.planner.places import budget_for, place_for
@@ -96,6 +97,7 @@ def plan(
     from snugfit.planner.separable import given_check
     from snugfit.training.given_optimizer import name_of
 
+    check_keywords(plan, settings, Workload)
     title_of(model)
     given = given_batches(batch, batches, step)
     pins = dict(pin or {})

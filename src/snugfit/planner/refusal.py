@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator
 
-from snugfit.errors import DoesNotFitError, RecipeError
+from snugfit.errors import DoesNotFitError, RecipeError, argument
 from snugfit.fields import as_typed
 from snugfit.planner.constraints import Constraints
 from snugfit.planner.elsewhere import ways_elsewhere
@@ -78,7 +78,9 @@ class Refusal:
         found = min(fits, key=lambda probe: probe.host_bytes, default=None)
         if found is not None:
             needed = -(-found.host_bytes // MIB)
-            yield Remedy(limit="the host's memory", instead=f"--host-budget {needed}MiB", recipe=found.recipe)
+            yield Remedy(
+                limit="the host's memory", instead=argument("host_budget", f"{needed}MiB"), recipe=found.recipe
+            )
 
     def _without_pins_and_bans(self) -> Iterator[Remedy]:
         constraints, plain = self.space.constraints, Recipe()
@@ -121,7 +123,7 @@ class Refusal:
         for level in LEVELS[LEVELS.index(self.allowed) + 1 :]:
             fits = self._fitting(self.space.under(self.space.constraints.up_to(level)), lowest=level)
             if fits:
-                limit, instead = "the fidelity that is allowed", f"--allow {_words(level)}"
+                limit, instead = "the fidelity that is allowed", _allowing(level)
                 yield Remedy(limit=limit, instead=instead, recipe=_fastest(fits).recipe)
                 return
 
@@ -145,7 +147,7 @@ class Refusal:
                 limits = " and ".join(_limit(name, self.space.constraints) for name in names)
                 yield Remedy(
                     limit=f"{limits} together with the fidelity that is allowed",
-                    instead=f"without {limits}, and with --allow {_words(level)}",
+                    instead=f"without {limits}, and with {_allowing(level)}",
                     recipe=_fastest(fits).recipe,
                 )
                 return
@@ -173,7 +175,7 @@ def does_not_fit(
     least, remedies = refusal.smallest(), refusal.remedies()
     budgets = {level: margin.budget_for(probe.need_bytes, context) for level, probe in least.items()}
     rows = {  # by size: a wider fidelity that gains nothing is not said
-        size // MIB: f"  {size // MIB} MiB{'' if level == refusal.allowed else f' with --allow {_words(level)}'}: "
+        size // MIB: f"  {size // MIB} MiB{'' if level == refusal.allowed else f' with {_allowing(level)}'}: "
         f"{recipe_in_words(least[level].recipe)}"
         for level, size in reversed(budgets.items())
     }
@@ -216,5 +218,5 @@ def _limit(name: str, constraints: Constraints) -> str:
     return f"the pin {name}={as_typed(constraints.pins[name])}" if name in constraints.pins else f"the ban on {name}"
 
 
-def _words(level: Level) -> str:
-    return ",".join(LEVELS[1 : LEVELS.index(level) + 1])
+def _allowing(level: Level) -> str:
+    return argument("allow", ",".join(LEVELS[1 : LEVELS.index(level) + 1]))

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from snugfit.errors import InputError, RecipeError, nearest, note, option
-from snugfit.fields import field_infos
+from snugfit.errors import InputError, note, option
+from snugfit.fields import check_keywords
 from snugfit.recipe import Recipe
 from snugfit.runs.config import RunConfig
 from snugfit.runs.joining import joined
@@ -166,7 +165,7 @@ def train(
             "rdzv": rdzv,
             "rdzv_timeout": rdzv_timeout,
         }
-        _check_options(options)
+        check_keywords(train, options, Recipe, Workload)
         _check_numbers({"image_size": image_size, "seq_len": seq_len, "samples": samples}, keep_checkpoints)
         if plan is not None and (recipe is not None or budget is not None):
             raise InputError("a plan has its recipe and its budget already. Give plan=, or recipe= and budget=.")
@@ -196,16 +195,6 @@ def train(
         from snugfit.runs.execute import execute
 
         return execute(config)
-
-
-def _check_options(options: Mapping[str, Any]) -> None:
-    """Raises for names that are no option at all, with a hint among all there are."""
-    fields = {*field_infos(Recipe), *field_infos(Workload)}
-    wrong = [name for name in options if name not in fields]
-    if wrong:
-        known = [*inspect.signature(train).parameters, *fields]
-        hints = [f"{name!r} is no option; {nearest(name, known)}see snugfit.train." for name in wrong]
-        raise RecipeError(hints, subject="options of the run")
 
 
 def _check_numbers(counts: Mapping[str, int | None], keep: int) -> None:

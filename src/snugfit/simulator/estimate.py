@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from snugfit.devices import DEVICES, Device, device_named
 from snugfit.errors import InputError, RecipeError, warn
 from snugfit.fake_device.personality import Personality
+from snugfit.fields import check_keywords
 from snugfit.nccl import among
 from snugfit.recipe import Recipe
 from snugfit.recording.generations import GENERATIONS
@@ -97,6 +98,7 @@ def estimate(
         InputError: Model, step, batch and loss do not fit each other, or the device is unknown.
         CannotSimulateError: Something needs values, which simulated tensors do not have.
     """
+    check_keywords(estimate, settings, Workload)
     cards = cards_of(device)
     assumptions = assumptions_from(assume)
     title, given = title_of(model), given_batches(batch, batches, step)

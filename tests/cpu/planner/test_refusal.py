@@ -37,7 +37,7 @@ def test_the_smallest_host_budget_is_said_and_works(planning_pool):
     with planned.planner(planning_pool, host_budget_bytes=2**20, **given) as planner:
         error = refused(planner, 2**30)
     assert "the host's memory" in error.limits
-    enough = int(re.search(r"--host-budget (\d+)MiB", str(error)).group(1)) * 2**20
+    enough = int(re.search(r"host_budget='(\d+)MiB'", str(error)).group(1)) * 2**20
     with planned.planner(planning_pool, host_budget_bytes=enough, **given) as planner:
         assert 2**20 < planner.at(2**30).estimate.host_bytes <= enough
 
@@ -78,7 +78,7 @@ def test_the_fidelity_that_would_do_is_named(planning_pool):
         far = refused(planner, need // 10)
         near = refused(planner, planner.budget_bytes(int(0.8 * need)))
     assert "the fidelity that is allowed" not in far.limits
-    assert "the fidelity that is allowed" in near.limits and "  --allow rounding: precision=bf16-true" in str(near)
+    assert "the fidelity that is allowed" in near.limits and "  allow='rounding': precision=bf16-true" in str(near)
 
 
 def test_a_pin_and_fidelity_that_stand_in_the_way_together_are_named(planning_pool):
@@ -90,7 +90,7 @@ def test_a_pin_and_fidelity_that_stand_in_the_way_together_are_named(planning_po
         refusal = Refusal(space, capacity, planning.Smallest(space).start)
         (remedy,) = refusal._pins_with_less_fidelity()  # remedies() ends with lifted bans here
     assert remedy.limit == "the pin precision=bf16-mixed together with the fidelity that is allowed"
-    assert remedy.instead == "without the pin precision=bf16-mixed, and with --allow rounding"
+    assert remedy.instead == "without the pin precision=bf16-mixed, and with allow='rounding'"
     assert remedy.recipe.precision == "bf16-true"
 
 
