@@ -30,13 +30,14 @@ from snugfit.operators.operator_costs import OperatorCost
 from snugfit.operators.operator_shrink import Size
 from snugfit.operators.operator_truth import CannotRun, Result, Truth, results_of
 from snugfit.processor import Processor, this_processor
+from snugfit.recording.operator_run import SPARSE_PRODUCT
 from snugfit.techniques.batches import tensors_in
 
 _ELSEWHERE = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "symm_mem", "_dtensor", "rpc", "profiler")
 """Libraries of operators that reach beyond this process."""
 _NOT_RUN = (
     "_local_scalar_dense", "from_file", "record_stream", "set_", "resize_", "resize_as_", "_resize_output_", "_pin_memory",
-    "_assert_async", "_assert_scalar", "_print", "fused_kernel",
+    "_assert_async", "_assert_scalar", "_print", "fused_kernel", SPARSE_PRODUCT,
 )  # fmt: skip
 
 

@@ -61,7 +61,9 @@ class Constraints:
         return max(self.allow, key=LEVELS.index)
 
     def up_to(self, level: Level) -> Constraints:
-        """Returns the same with all levels up to one allowed, beside those that are."""
+        """Returns the same with all levels up to one allowed; as it is, where that is no wider than what is allowed."""
+        if LEVELS.index(level) <= LEVELS.index(self.widest):
+            return self  # "different" alone leaves "rounding" out
         return dataclasses.replace(self, allow=self.allow | set(LEVELS[: LEVELS.index(level) + 1]))
 
     def is_free(self, field: str) -> bool:

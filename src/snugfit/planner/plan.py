@@ -118,14 +118,13 @@ def plan(
     workload = Workload.from_mapping({**settings, "optimizer": CUSTOM_OPTIMIZER if step else name_of(optimizer)})
     constraints = constraints_from(allow=allow, pin=pins, forbid=forbid, host_budget=host_budget, device=device)
     place, budget_bytes = budget_for(place_for(device), budget)
-    from snugfit.simulator.batch_shapes import lives_on_host, said_how_it_was_read, skeleton_of, tell_of_sparse
+    from snugfit.simulator.batch_shapes import lives_on_host, said_how_it_was_read, skeleton_of
 
     arguments = {
         **settings, "loss": loss, "optimizer": optimizer, "forward": forward, "split": split,
         "loss_weight": loss_weight, "assume": assumptions_from(assume),
     }  # fmt: skip
     shapes = skeleton_of(given)
-    tell_of_sparse(given)
     check = given_check(model, given, shapes, arguments)
     if step is not None:
         taken = {**settings, "assume": arguments["assume"]}

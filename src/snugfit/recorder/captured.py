@@ -16,6 +16,7 @@ from torch.nn.parameter import is_lazy
 
 from snugfit.private_torch import fake_tensors
 from snugfit.private_torch.fake_tensors import FAKES, FakeFactory
+from snugfit.private_torch.sparse_layouts import is_coalesced, parts_of, sparse_fake
 from snugfit.techniques.batches import tensors_of
 
 
@@ -49,6 +50,9 @@ class Captured:
             if not _has_no_values(tensor):
                 self._real[tensor.untyped_storage()._cdata] = tensor
                 continue
+            if tensor.layout is not torch.strided:
+                self._sparse(tensor)
+                continue
             storage = tensor.untyped_storage()
             base = bases.get(storage._cdata)
             if base is None:
@@ -62,9 +66,16 @@ class Captured:
             torch.utils.swap_tensors(tensor, fake)  # type: ignore[no-untyped-call]
             self.unused[tensor.untyped_storage()._cdata] = tensor
 
+    def _sparse(self, matrix: torch.Tensor) -> None:
+        """Turns a sparse matrix into a fake one, whose parts count from their first use on."""
+        parts = [self._factory.empty(part.shape, part.stride(), part.dtype, self._device) for part in parts_of(matrix)]
+        self.unused.update((part.untyped_storage()._cdata, part) for part in parts)
+        fake = sparse_fake(self._factory.mode, parts, matrix.shape, matrix.layout, coalesced=is_coalesced(matrix))
+        torch.utils.swap_tensors(matrix, fake)  # type: ignore[no-untyped-call]
+
     def used(self, tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
         """Returns those among an operator's tensors that are used for the first time."""
-        keys = {tensor.untyped_storage()._cdata for tensor in tensors}
+        keys = {part.untyped_storage()._cdata for tensor in tensors for part in parts_of(tensor)}
         return [self.unused.pop(key) for key in keys & self.unused.keys()]
 
     def on_device(self, value: Any) -> Any:

@@ -10,7 +10,7 @@ import torch
 
 from snugfit.errors import warn
 from snugfit.operators.operator_call import extent
-from snugfit.private_torch import hooks_of
+from snugfit.private_torch import hooks_of, sparse_layouts
 from snugfit.techniques.batches import map_tensors
 from snugfit.techniques.init.apply import own_tables, parameters_on_meta
 from snugfit.techniques.init.late import is_awaited
@@ -36,6 +36,8 @@ class Materialiser:
         known = self._tensors.get((id(meta), device))
         if known is not None:
             return known
+        if meta.layout is not torch.strided:
+            return self._sparse(meta, device, dtype)
         storage = meta.untyped_storage()
         key = (storage._cdata, device)
         elements = storage.nbytes() // meta.dtype.itemsize
@@ -58,6 +60,21 @@ class Materialiser:
             fake = torch.nn.Parameter(fake, meta.requires_grad)
         elif meta.requires_grad:
             fake.requires_grad_()
+        self._tensors[(id(meta), device)] = fake
+        self._keep.append(meta)
+        return fake
+
+    def _sparse(self, meta: torch.Tensor, device: torch.device, dtype: torch.dtype | None) -> torch.Tensor:
+        """Returns the fake matrix for a sparse one, on fake tensors of its parts."""
+        *places, values = sparse_layouts.parts_of(meta)
+        parts = [self.tensor(place, device) for place in places] + [self.tensor(values, device, dtype)]
+        fake = sparse_layouts.sparse_fake(
+            parts[-1].fake_mode,  # type: ignore[attr-defined]
+            parts,
+            meta.shape,
+            meta.layout,
+            coalesced=sparse_layouts.is_coalesced(meta),
+        )
         self._tensors[(id(meta), device)] = fake
         self._keep.append(meta)
         return fake
@@ -99,7 +116,7 @@ class Materialiser:
 
         def one(leaf: torch.Tensor) -> torch.Tensor:
             if leaf.device.type != "meta":
-                leaf = torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device="meta")
+                leaf = sparse_layouts.without_memory(leaf)
                 self._keep.append(leaf)
             return self.tensor(leaf, device(leaf) if callable(device) else device)
 
@@ -181,6 +198,8 @@ def fill(
     def filled(tensor: torch.Tensor) -> torch.Tensor:
         if not tensor.is_meta:
             return tensor
+        if id(tensor) not in made and tensor.layout is not torch.strided:
+            made[id(tensor)] = sparse_layouts.filled(tensor)
         if id(tensor) not in made:
             weight, number = isinstance(tensor, torch.nn.Parameter), tensor.is_floating_point() or tensor.is_complex()
             if weight and number:
@@ -206,6 +225,8 @@ def filled_batch(batch: Any, generator: torch.Generator | None = None) -> Any:
     def values(tensor: torch.Tensor) -> torch.Tensor:
         if not tensor.is_meta:
             return tensor
+        if tensor.layout is not torch.strided:
+            return sparse_layouts.filled(tensor)
         if tensor.dtype == torch.bool:
             return torch.ones(tensor.shape, dtype=tensor.dtype)
         if tensor.is_floating_point() or tensor.is_complex():

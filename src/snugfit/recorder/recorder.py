@@ -25,7 +25,8 @@ from snugfit.private_torch import DirectMode, collectives, dispatcher, fake_tens
 from snugfit.private_torch.backward_in_place import as_unwatched
 from snugfit.private_torch.fake_tensors import FAKES
 from snugfit.private_torch.library_classes import SEEN_AS, as_library, as_plain, of_library
-from snugfit.recorder import dispatch_plan
+from snugfit.private_torch.sparse_layouts import SparseFake
+from snugfit.recorder import dispatch_plan, sparse_matrices
 from snugfit.recorder.captured import Captured
 from snugfit.recorder.claims import Claims
 from snugfit.recorder.dispatch_plan import OperatorPlans
@@ -213,6 +214,9 @@ class Recorder(RankOperators, NewOperators, DirectMode):
                 return found
         if func is _device:
             return args[0].device
+        if SparseFake in types or func in sparse_matrices.MAKERS:
+            with self._also_inside():
+                return sparse_matrices.run(self._factory.mode, func, args, kwargs or {})
         if func is _item and type(args[0]) not in FAKES:
             return func(*args)
         func = as_unwatched(func, args)

@@ -19,6 +19,7 @@ from snugfit.errors import CannotSimulateError
 from snugfit.operators.operator_truth import new_tensors
 from snugfit.private_torch.fake_tensors import FAKES, FakeTensor
 from snugfit.private_torch.library_classes import of_library
+from snugfit.private_torch.sparse_layouts import SparseFake, is_coalesced, parts_of, sparse_fake
 from snugfit.recorder.recorder import Recorder
 from snugfit.recorder.seen_modules import SeenModules
 from snugfit.techniques.batches import tensors_in
@@ -34,6 +35,7 @@ _MOST_NUMBERS = 2**22
 _CPU, _FIRST_CPU = torch.device("cpu"), torch.device("cpu", 0)
 """One device by two names, which torch takes for one in real tensors only."""
 _REAL = (torch.Tensor, torch.nn.Parameter)
+_SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc)
 
 
 class ScriptRecorder(Recorder):  # type: ignore[no-untyped-call]
@@ -58,28 +60,32 @@ class ScriptRecorder(Recorder):  # type: ignore[no-untyped-call]
             args = _with_values(args, _known_or_drawn if into_data else known_value)
             given = tensors_in((*args, *kwargs.values()))
         if not _stays_real(func, args, kwargs, given):
+            if any(map(_is_real_sparse, given)):
+                args, types = self._sparse_as_fake(args), (*types, SparseFake)
             try:
                 return super().__torch_dispatch__(func, types, _by_positions(func, args), kwargs)
             except CannotSimulateError as error:
                 self.refused = str(error)  # not itself: its traceback would keep tensors
                 raise
-        known = {part.untyped_storage()._cdata for tensor in given for part in _dense(tensor)}
+        known = {part.untyped_storage()._cdata for tensor in given for part in parts_of(tensor)}
         # No card of this machine has memory to lock pages for.
         result = func(*args, **{name: value for name, value in kwargs.items() if name != "pin_memory"})
         module = self._moment.module()
-        made = [part for tensor in tensors_in((result,)) for part in _dense(tensor)]
+        made = [part for tensor in tensors_in((result,)) for part in parts_of(tensor)]
         for tensor in new_tensors(made, known):
             if kwargs.get("pin_memory"):
                 self.locked.add(tensor.untyped_storage())
             self._notes.storage(tensor, module, str(func))
         return result
 
-
-def _dense(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """The tensors that hold a tensor's numbers: itself, or places and values of a sparse one."""
-    if tensor.layout is torch.sparse_coo:
-        return tensor._indices(), tensor._values()
-    return (tensor,)
+    def _sparse_as_fake(self, value: Any) -> Any:
+        """Returns arguments with sparse data as fake matrices of its parts, for an operator that does not stay real."""
+        if isinstance(value, list | tuple):
+            return type(value)(map(self._sparse_as_fake, value))
+        if not isinstance(value, torch.Tensor) or not _is_real_sparse(value):
+            return value
+        known = is_coalesced(value)
+        return sparse_fake(self._factory.mode, parts_of(value), value.shape, value.layout, coalesced=known)
 
 
 def weights() -> list[Change]:
@@ -159,7 +165,7 @@ def _by_positions(func: Any, args: Sequence[Any]) -> Sequence[Any]:
 
 
 def _is_real_sparse(tensor: torch.Tensor) -> bool:
-    return type(tensor) in _REAL and tensor.layout is torch.sparse_coo
+    return type(tensor) in _REAL and tensor.layout in _SPARSE
 
 
 def _with_values(given: Any, values: Callable[[torch.Tensor], torch.Tensor | None]) -> Any:

@@ -6,6 +6,9 @@ from typing import NamedTuple
 
 from snugfit.recording.multi_tensor import TensorLists
 
+SPARSE_PRODUCT = "sparse_product"
+"""Name of the operator that multiplies a sparse matrix with a dense one."""
+
 
 class Convolution(NamedTuple):
     """The shape of a convolution for the clock; a transposed one is an ordinary one the other way round."""

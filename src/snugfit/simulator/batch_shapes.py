@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from snugfit.errors import CannotSimulateError, InputError, RecipeError, warn
+from snugfit.errors import CannotSimulateError, InputError, RecipeError
+from snugfit.private_torch import sparse_layouts
 from snugfit.simulator.given_batches import Batches, batches_of
-from snugfit.techniques.batches import map_tensors, parts_of, tensors_of
-from snugfit.units import format_bytes
+from snugfit.techniques.batches import map_tensors, tensors_of
 
 
 @contextlib.contextmanager
@@ -23,15 +23,9 @@ def said_how_it_was_read(given: Any) -> Iterator[None]:
         hints = []
         if _looks_like_several(given):
             hints.append(f"A list is one batch; where its {len(given)} items are batches, write batches=[...].")
-        if _sparse(given):
-            hints.append("The batch's sparse matrix was a dense one in the simulation, and in a run that it tried.")
         if hints and not isinstance(error, RecipeError):
             error.args = (" ".join([str(error), *hints]),)
         raise
-
-
-def _sparse(given: Any) -> list[torch.Tensor]:
-    return [tensor for one in batches_of(given) for tensor in tensors_of(one) if tensor.layout != torch.strided]
 
 
 def _looks_like_several(given: Any) -> bool:
@@ -60,18 +54,6 @@ def lives_on_host(batch: Any) -> bool:
     return any(tensor.device.type == "cpu" for one in batches_of(batch) for tensor in tensors_of(one))
 
 
-def tell_of_sparse(given: Any) -> None:
-    """Warns of sparse matrices in a batch: no operator on them is simulated, so they are counted dense."""
-    for tensor in _sparse(given):
-        dense, held = tensor.numel() * tensor.element_size(), sum(part.nbytes for part in parts_of(tensor))
-        warn(
-            f"the batch holds a sparse matrix ({str(tensor.layout).removeprefix('torch.')}, "
-            f"{' x '.join(map(str, tensor.shape))}), which is counted dense, {format_bytes(dense)} where it takes "
-            f"{format_bytes(held)}: operators on sparse matrices are not simulated. Trainer.step trains with the matrix as "
-            "it is, so most steps take less than is predicted."
-        )
-
-
 def _skeleton(batch: Any) -> Any:
     return map_tensors(batch, _without_memory, lambda value: isinstance(value, torch.Tensor) or _is_pair(value))
 
@@ -83,10 +65,8 @@ def _without_memory(value: Any) -> torch.Tensor:
             "padded batch, which takes at least as much memory: torch.nested.to_padded_tensor(tensor, 0.0). Trainer.step "
             "takes it as it is."
         )
-    if isinstance(value, torch.Tensor) and value.layout != torch.strided:
-        return torch.empty(value.shape, dtype=value.dtype, device="meta")
     if isinstance(value, torch.Tensor):
-        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+        return sparse_layouts.without_memory(value)
     shape, dtype = value
     if any(size < 0 for size in shape):
         raise InputError(f"the shape {tuple(shape)} has a negative size. Give sizes of 0 and more.")

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from snugfit.errors import in_words, warn
+from snugfit.private_torch.sparse_layouts import without_memory
 from snugfit.recipe import Recipe
 from snugfit.recorder.materialise import Materialiser
 from snugfit.techniques.batch_share import share_of, sharers
@@ -57,7 +58,9 @@ def batch_share(batch: Any, given: Mapping[str, Any], workload: Workload, recipe
     return map_tensors((given.get("split") or split_batch)(batch, end - start)[0], _in_its_own_memory)
 
 
-def _in_its_own_memory(tensor: Any) -> Any:
+def _in_its_own_memory(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.layout is not torch.strided:
+        return without_memory(tensor)
 
     return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
 

@@ -14,6 +14,7 @@ import torch
 from snugfit.attributes import Change
 from snugfit.private_torch import current_mode
 from snugfit.private_torch.fake_tensors import FAKES
+from snugfit.private_torch.sparse_layouts import SparseFake
 from snugfit.recorder.script_recorder import ScriptRecorder
 
 
@@ -22,7 +23,7 @@ def copied_tensors() -> list[Change]:
     deeply, original = torch.Tensor.__deepcopy__, torch.Tensor.__reduce_ex__
 
     def copied(tensor: torch.Tensor, memo: dict[int, Any]) -> Any:
-        if type(tensor) not in FAKES:
+        if type(tensor) not in FAKES and not isinstance(tensor, SparseFake):
             return deeply(tensor, memo)  # type: ignore[no-untyped-call]
         if id(tensor) not in memo:
             new, kind = tensor.detach().clone(), _kind(tensor)

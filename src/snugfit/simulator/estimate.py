@@ -115,11 +115,10 @@ def estimate(
             if storage is not None and (recipe is None or recipe.optimizer is None):
                 recipe = (recipe or Recipe()).replace(optimizer=storage)
         _check_training(optimizer, recipe, settings)
-    from snugfit.simulator.batch_shapes import lives_on_host, said_how_it_was_read, skeleton_of, tell_of_sparse
+    from snugfit.simulator.batch_shapes import lives_on_host, said_how_it_was_read, skeleton_of
 
     settings = {**settings, "assume": assumptions}
     shapes = skeleton_of(given)
-    tell_of_sparse(given)
     if step is not None:
         from snugfit.simulator.own_step import record_step
 

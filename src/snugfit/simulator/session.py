@@ -123,7 +123,6 @@ class Session(ABC):
             recording,
             warnings=tuple(dict.fromkeys(str(warning.message) for warning in caught)),
             uncalled_blocks=any(issubclass(warning.category, UncalledBlocksWarning) for warning in caught),
-            answered=(*recording.answered, *skeleton.dense_for_sparse()),
             **facts,
         )
 

@@ -63,21 +63,6 @@ def tensors_in(values: Iterable[Any]) -> list[Tensor]:
     return found
 
 
-def parts_of(tensor: Tensor) -> list[Tensor]:
-    """Returns what a tensor keeps its numbers in: itself, or the indices and values of a sparse one."""
-    if tensor.layout == torch.strided:
-        return [tensor]
-    if tensor.layout == torch.sparse_coo:
-        return [tensor._indices(), tensor._values()]
-    by_row = tensor.layout in (torch.sparse_csr, torch.sparse_bsr)
-    if by_row or tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
-        places = (
-            [tensor.crow_indices(), tensor.col_indices()] if by_row else [tensor.ccol_indices(), tensor.row_indices()]
-        )
-        return [*places, tensor.values()]
-    return []  # oneDNN's own
-
-
 def held_by(batch: Any) -> dict[Any, Any] | None:
     """What a part of a batch contains, by key or index; None where it is not a container that a batch is made of."""
     if isinstance(batch, PackedSequence):

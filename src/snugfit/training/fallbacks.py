@@ -19,9 +19,10 @@ import torch
 
 from snugfit.errors import OutOfMemoryError, RecipeError, warn
 from snugfit.fidelity import fidelity
+from snugfit.private_torch.sparse_layouts import parts_of
 from snugfit.recipe import Recipe
 from snugfit.run import Run
-from snugfit.techniques.batches import first_tensor, parts_of, tensors_of, why_uncut
+from snugfit.techniques.batches import first_tensor, tensors_of, why_uncut
 from snugfit.training.changeable import UPDATE_FIELDS, differing, problems_of_change
 from snugfit.workload import Workload
 

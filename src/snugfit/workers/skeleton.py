@@ -18,13 +18,13 @@ from torch.nn.parameter import is_lazy
 from torch.nn.utils.rnn import PackedSequence
 
 from snugfit import private_torch
+from snugfit.private_torch import sparse_layouts
 from snugfit.workers import odd_objects
 from snugfit.workers.object_paths import innermost, paths_of
 
 REAL_ELEMENTS = 1024
 _storages: dict[int, torch.UntypedStorage] = {}
 _arrived: list[torch.Tensor] = []
-_dense_for_sparse: list[str] = []
 
 
 def dumps(value: Any, unread: Sequence[Any] = ()) -> bytes:
@@ -86,7 +86,6 @@ def loads(data: bytes) -> Any:
     """Returns what `dumps` sent, with meta tensors in place of tensors."""
     _storages.clear()
     _arrived.clear()
-    _dense_for_sparse.clear()
     try:
         return pickle.loads(data)
     finally:
@@ -96,13 +95,6 @@ def loads(data: bytes) -> Any:
 def arrived() -> tuple[torch.Tensor, ...]:
     """Returns all tensors of the last `loads`, wherever they are: model, batch, closure, attribute."""
     return tuple(_arrived)
-
-
-def dense_for_sparse() -> tuple[str, ...]:
-    """Returns what to say about sparse tensors of the last `loads`, which are simulated as dense."""
-    if not _dense_for_sparse:
-        return ()
-    return (f"sparse tensors of model or code ({', '.join(_dense_for_sparse)}) were counted as dense ones",)
 
 
 def _reduce(tensor: torch.Tensor) -> Any:
@@ -122,6 +114,9 @@ def _reduce(tensor: torch.Tensor) -> Any:
         return _real, (tensor.tolist(), tensor.dtype)
     how = tensor.dtype, tensor.requires_grad, parameter
     if tensor.layout is not torch.strided:
+        parts = [(tuple(part.shape), part.dtype) for part in sparse_layouts.parts_of(tensor)]
+        if parts:
+            return _sparse, (parts, tuple(tensor.shape), tensor.layout, sparse_layouts.is_coalesced(tensor))
         return _meta, (how, (tuple(tensor.shape),), None)
     storage = tensor.untyped_storage()
     layout = tuple(tensor.shape), tensor.stride(), tensor.storage_offset()
@@ -139,13 +134,21 @@ def _packed(data: torch.Tensor, batch_sizes: list[int], *order: torch.Tensor | N
     return PackedSequence(data, torch.tensor(batch_sizes, dtype=torch.int64), *order)
 
 
+def _sparse(
+    parts: list[tuple[tuple[int, ...], torch.dtype]], shape: tuple[int, ...], layout: torch.layout, coalesced: bool
+) -> torch.Tensor:
+    held = [torch.empty(size, dtype=dtype, device="meta") for size, dtype in parts]
+    made = sparse_layouts.of_parts(held, shape, layout, coalesced)
+    _arrived.append(made)
+    return made
+
+
 def _meta(
     how: tuple[torch.dtype, bool, bool], layout: tuple[Any, ...], key: int | None = None, size_bytes: int = 0
 ) -> torch.Tensor:
     dtype, requires_grad, parameter = how
     if key is None:
         tensor = torch.empty(*layout, dtype=dtype, device="meta")
-        _dense_for_sparse.append(" x ".join(map(str, *layout)))
     else:
         shape, stride, offset = layout
         # Tensors that shared a storage share one again: tied weights stay tied.
