@@ -91,6 +91,8 @@ def summed_in_place(args: Sequence[Any]) -> bool:
     total, share = args
     if type(total) is not type(share) or type(total) not in (FakeTensor, torch.Tensor):
         return False
+    if total.layout is not torch.strided or share.layout is not torch.strided:
+        return False
     if total.shape != share.shape or total.dtype != share.dtype:
         return False
     counts = total._use_count(), torch._C._storage_Use_Count(total.untyped_storage()._cdata)

@@ -86,10 +86,10 @@ class SeenModel:
     """Why it cannot travel."""
 
     @classmethod
-    def of(cls, model: torch.nn.Module, args: Any, kwargs: Any, returns_loss: bool, optimizer: Any) -> SeenModel:
+    def of(cls, model: torch.nn.Module, called: Any, returns_loss: bool, optimizer: Any) -> SeenModel:
         """Records a model while the script runs, without its weights.
 
-        `args`: what it was called with, as meta tensors.
+        `called`: arguments and keywords that it was called with, as meta tensors; or why these could not be had.
         """
         parameter = next(model.parameters())
         precision = _precision(parameter.device.type)
@@ -98,7 +98,9 @@ class SeenModel:
         known = inspect.signature(kind).parameters
         settings = {name: value for name, value in optimizer.defaults.items() if name in known}
         try:
-            data = skeleton.dumps((model, (args, kwargs), kind, settings))
+            if isinstance(called, Exception):
+                raise called
+            data = skeleton.dumps((model, called, kind, settings))
         except Exception as error:  # pickling a user's class may raise anything
             return cls(b"", returns_loss, precision, blocks, in_words(error))
         return cls(data, returns_loss, precision, blocks)

@@ -35,7 +35,7 @@ from snugfit.profiler.truth import CpuTruth, CudaTruth
 from snugfit.recorder.seen_modules import SeenModules
 from snugfit.recording.trace import Trace
 from snugfit.recording.trace_builder import TraceBuilder
-from snugfit.simulator.batch_shapes import skeleton_of
+from snugfit.simulator.batch_shapes import shapes_of
 
 EVENT_LIMIT = 2_000_000
 """Events after which watching ends, also without the steps that were asked for."""
@@ -70,7 +70,7 @@ class ProfileRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._phase, self._phase_step = "", 0
         self._depth = self._in_optimizer = 0
         self._step_over = False
-        self._called: tuple[weakref.ref[torch.nn.Module], Any, Any, Any] | None = None
+        self._called: tuple[weakref.ref[torch.nn.Module], Any, bool] | None = None
         self._shown = False
         self._on = False
         self._around = ExitStack()
@@ -225,7 +225,7 @@ class ProfileRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._turn("data")
         elif not self._shown and self._is_largest(module):
             with self._unwatched():
-                self._called = (weakref.ref(module), *skeleton_of((args, kwargs)), _returns_loss(output))
+                self._called = (weakref.ref(module), shapes_of((args, kwargs)), _returns_loss(output))
 
     def _is_largest(self, module: torch.nn.Module) -> bool:
         """Whether no model called so far has more parameters."""

@@ -129,8 +129,10 @@ class FakeCalls:
         waits = not (kwargs.get("non_blocking") or (func is _copy and len(args) > 2 and args[2]))
         cost = cost_of(func, args, kwargs, result, [*fresh, *written_by(func, args, kwargs)])
         inner = cpu_operators.NOTHING
-        if self.operators is not None and cost.kernels and not by_values:  # its own values would give another size
+        if self.operators is not None and cost.kernels:
             inner = self.operators.ask(func, args, kwargs, fresh, cost)
+            if by_values:  # of its own values: results of another size, in another time
+                inner = cpu_operators.NOTHING._replace(spaces=inner.spaces)
         elif self._cuda and not on_host:
             inner = inner._replace(spaces=kernels.workspaces(str(func), args, kwargs, self._card.own))
         if inner.corrected:

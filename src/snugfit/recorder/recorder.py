@@ -50,8 +50,17 @@ from snugfit.values.read_values import ReadValues
 _aten = torch.ops.aten
 _device = torch.ops.prim.device.default
 _item = _aten._local_scalar_dense.default
+
+
+def _by_index(tensor: torch.Tensor, mask: torch.Tensor) -> Any:
+    """`torch.masked_select` as CUDA does it, in `masked_select_out_cuda_impl`."""
+    given, mask = torch.broadcast_tensors(tensor, mask)  # type: ignore[no-untyped-call]
+    return _aten.index.Tensor(given, [mask])
+
+
 _OF_OTHERS: dict[Any, Callable[..., Any]] = {
     torch.ops.aten.scaled_dot_product_attention.default: attention_kernels.attention,
+    _aten.masked_select.default: _by_index,
     torch.ops.aten._native_multi_head_attention.default: multihead_kernels.attention,
     torch.ops.aten._transformer_encoder_layer_fwd.default: multihead_kernels.encoder_layer,
 }

@@ -43,6 +43,14 @@ def skeleton_of(given: Any) -> Any:
     return Batches(tuple(map(_skeleton, given.each))) if isinstance(given, Batches) else _skeleton(given)
 
 
+def shapes_of(given: Any) -> Any:
+    """Returns the same, or the error of what cannot be simulated, for a run that goes on without an answer."""
+    try:
+        return skeleton_of(given)
+    except Exception as error:  # of a batch class of the user's, too
+        return error
+
+
 def has_values(batch: Any) -> bool:
     """Returns whether all tensors of a batch have values: none on meta, none only described."""
     described = len(list(tensors_of(_skeleton(batch)))) - len(list(tensors_of(batch)))

@@ -43,6 +43,7 @@ from torch.distributions import Distribution
 from torch.nn import SyncBatchNorm
 
 from snugfit.attributes import Change
+from snugfit.errors import CannotSimulateError
 from snugfit.private_torch.fake_tensors import FakeTensor
 from snugfit.values.line_search import lbfgs_goes_on
 from snugfit.values.metrics_answers import metrics_answers
@@ -55,6 +56,8 @@ PADDED_ANYWHERE = "evaluation is counted with padded batches, where torch would 
 VALID = "arguments and samples of torch.distributions were taken to be valid"
 IMAGES = "every process was taken to have images for nn.SyncBatchNorm"
 MATCHED = "every object was matched with a prediction of its own"
+
+_NESTED = ("nested_tensor", "as_nested_tensor", "nested_tensor_from_jagged")
 
 Answered = Callable[[str], None]
 """Gets the answer in words when it is given."""
@@ -71,6 +74,7 @@ def library_answers(values: ReadValues, answered: Answered) -> list[Change]:
         *_wrapped("torch", "_nested_tensor_from_mask_left_aligned", _padded_anywhere, answered),
         *(change for loss in losses for change in _wrapped(loss, "linear_sum_assignment", _matched, answered)),
         *(change for loss in losses for change in _wrapped(loss, "generalized_box_iou", _in_order, values)),
+        *(change for name in _NESTED for change in _wrapped("torch.nested", name, _refused, name)),
         *_recorded_outputs(),
         *metrics_answers(answered),
         *lbfgs_goes_on(values, answered),
@@ -114,6 +118,16 @@ def _padded_anywhere(original: Any, answered: Answered) -> Any:
         return False
 
     return left_aligned
+
+
+def _refused(_: Any, name: str) -> Any:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise CannotSimulateError(
+            f"torch.nested.{name}: operators on nested tensors are not simulated. Predict with padded batches, which take "
+            "at least as much memory, or measure a run (snugfit profile)."
+        )
+
+    return refuse
 
 
 def _matched(solve: Any, answered: Answered) -> Any:

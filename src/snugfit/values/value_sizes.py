@@ -45,7 +45,8 @@ class ValueSizes:
             return lambda empty: empty((found, source.dim()), torch.int64)
         if name == "masked_select":
             shape: Any = torch.broadcast_shapes(source.shape, args[1].shape)  # type: ignore[no-untyped-call]
-            share = self.count(args[1], operator, module) / max(1, args[1].numel())
+            with self._values.selecting(source):
+                share = self.count(args[1], operator, module) / max(1, args[1].numel())
             return lambda empty: empty((round(share * math.prod(shape)),), source.dtype)
         if name in ("_unique2", "unique_consecutive", "unique_dim", "unique_dim_consecutive"):
             dim = args[1] % source.dim() if "dim" in name and args[1] is not None else None

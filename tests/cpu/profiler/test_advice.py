@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import textwrap
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch import nn
 from snugfit.fake_device.personality import Personality
 from snugfit.measure.allocator_events import AllocatorEvents, warm_up
 from snugfit.profiler.advice import SeenModel, advise, implementation_of
+from snugfit.profiler.profile import profile_script
 
 CLASSES = sorted(
     name
@@ -48,7 +50,7 @@ def _peak_bytes(name, **settings):
 def _advice(name, **settings):
     model, optimizer, inputs, step = _training(name, settings)
     step()
-    seen = SeenModel.of(model, (inputs.to("meta"),), {}, False, optimizer)
+    seen = SeenModel.of(model, ((inputs.to("meta"),), {}), False, optimizer)
     assert not seen.problem
     return advise(seen, device_index=None)
 
@@ -93,3 +95,33 @@ def test_what_torch_takes_without_a_word():
     assert implementation_of(torch.optim.RMSprop, {"foreach": None}, cuda) == "foreach"
     assert implementation_of(torch.optim.AdamW, {"fused": True}, cuda) == "fused"
     assert implementation_of(torch.optim.LBFGS, {}, cuda) is None
+
+
+UNUSUAL = {
+    "sparse gradients that are added up": """
+        lookup = nn.Embedding(1000, 16, sparse=True)
+        optimizer = torch.optim.SparseAdam(lookup.parameters())
+        for _ in range(3):
+            words = torch.randint(0, 1000, (64,))
+            optimizer.zero_grad()
+            (lookup(words) * lookup(words.flip(0))).sum().backward()
+            optimizer.step()
+        """,
+    "nested tensors": """
+        model = nn.Linear(8, 8)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for _ in range(3):
+            rows = torch.nested.nested_tensor([torch.randn(5, 8), torch.randn(9, 8)], layout=torch.jagged)
+            optimizer.zero_grad()
+            model(rows).values().sum().backward()
+            optimizer.step()
+        """,
+}
+
+
+@pytest.mark.parametrize("text", UNUSUAL.values(), ids=UNUSUAL)
+def test_a_script_runs_on_where_nothing_can_be_advised(tmp_path, text):
+    script = tmp_path / "script.py"
+    script.write_text("import torch\nfrom torch import nn\n" + textwrap.dedent(text))
+    found = profile_script(str(script), steps=3)
+    assert found.steps == 3 and found.advice.missing

@@ -208,3 +208,32 @@ def test_weights_that_are_normalised_go_to_the_card(tmp_path, capsys):
     """
     _, found, err = estimated(capsys, written(tmp_path, TRAINS + normed.replace("\n    ", "\n") + LOOP))
     assert found is not None and found["parameters"] == 33 * 256 + 257 * 4 + 4, err
+
+
+SELECTS = """
+import torch
+from torch import nn
+torch.manual_seed(0)
+model = nn.Linear(64, 1024)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for _ in range(4):
+    chosen = (torch.rand(1024) < 0.15).unsqueeze(-1).expand(1024, 1024)
+    loss = torch.masked_select(model(torch.randn(1024, 64)), chosen).view(-1, 1024).logsumexp(-1).mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+def test_what_masked_select_counts_by_is_counted(tmp_path, capsys):
+    script = written(tmp_path, SELECTS)
+    _, found, err = estimated(capsys, script, device="cpu")
+    assert found is not None, err
+    assert found["peak_allocated_bytes"] == pytest.approx(measured_bytes(script), rel=0.02)
+
+
+def test_nested_tensors_are_refused_in_a_sentence(tmp_path, capsys):
+    nested = SELECTS.replace("    chosen", "    torch.nested.nested_tensor([torch.ones(3), torch.ones(5)])\n    chosen")
+    code, _, err = estimated(capsys, written(tmp_path, nested), device="cpu")
+    assert code == 5 and "torch.nested.nested_tensor: operators on nested tensors are not simulated" in err
+    assert "Traceback" not in err
