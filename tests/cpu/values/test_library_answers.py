@@ -37,7 +37,17 @@ def test_nothing_happens_without_the_library(monkeypatch):
     for name in [name for name in sys.modules if name.partition(".")[0] in ("transformers", "torchmetrics")]:
         monkeypatch.delitem(sys.modules, name)
     changed = [owner for owner, _, _ in library_answers(None, pytest.fail)]
-    known = [torch, *(torch.nested,) * 3, torch.optim.LBFGS, torch._VF, torch._VF, nn.utils.rnn, Distribution, Distribution, nn.SyncBatchNorm]
+    known = [
+        torch,
+        *(torch.nested,) * 3,
+        torch.optim.LBFGS,
+        torch._VF,
+        torch._VF,
+        nn.utils.rnn,
+        Distribution,
+        Distribution,
+        nn.SyncBatchNorm,
+    ]
     assert changed == known
 
 
