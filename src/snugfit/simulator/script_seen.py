@@ -101,9 +101,12 @@ class Observer:
     def __init__(self, owns: Callable[[str], bool] | None) -> None:
         """`owns`: whether code of a file is that of the script, whose own names come first; None: there is none."""
         self._owns = owns or (lambda _: False)
-        self._made: weakref.WeakKeyDictionary[Any, tuple[Place | None, list[_Candidate]]] = weakref.WeakKeyDictionary()
+        self._made: weakref.WeakKeyDictionary[Any, tuple[Place | None, list[_Candidate], int]] = (
+            weakref.WeakKeyDictionary()
+        )
         self._models: dict[tuple[Place | None, str], SeenModel] = {}
-        self._modules: dict[tuple[Place | None, str], int] = {}
+        self._modules: dict[tuple[Place | None, str], tuple[weakref.ref[Any], int]] = {}
+        """Where a model is, and its name there -> itself, and how many optimizers were made before the one there."""
         self._nameless: list[str] = []
         self._optimizers: list[SeenOptimizer] = []
         self._own_precision = ""
@@ -141,7 +144,7 @@ class Observer:
             self.made.add(optimizer)
             if self.put_on:
                 _run(self.put_on, optimizer)
-            self._made[optimizer] = self._around(sys._getframe(1))
+            self._made[optimizer] = (*self._around(sys._getframe(1)), self.how_many)
 
         def entered(context: Any) -> Any:
             if context._enabled:
@@ -166,7 +169,7 @@ class Observer:
 
         if optimizer not in self._made:
             return
-        place, candidates = self._made.pop(optimizer)
+        place, candidates, number = self._made.pop(optimizer)
         on = tuple(name for name in _SETTINGS if any(group.get(name) is True for group in optimizer.param_groups))
         self._optimizers.append(
             SeenOptimizer(kind=type(optimizer).__name__, algorithm=name_of(optimizer), place=place, settings=on)
@@ -176,9 +179,9 @@ class Observer:
             self._own_precision = "its weights have 16 bits already"
         for model in modules.models():
             if weights_of_module(model) & trained.keys():
-                self._name(model, candidates, modules)
+                self._name(model, candidates, modules, number)
 
-    def _name(self, model: torch.nn.Module, candidates: list[_Candidate], modules: Any) -> None:
+    def _name(self, model: torch.nn.Module, candidates: list[_Candidate], modules: Any, number: int) -> None:
         """Takes down the best name of a model: one that has all of it, of the script itself, innermost and short."""
         from snugfit.workloads.traits import model_traits
 
@@ -194,13 +197,18 @@ class Observer:
             self._nameless.append(type(model).__name__)
         key = (place, name)
         before = self._models.get(key)
-        if before is not None and self._modules[key] != id(module):  # a function that several models come through
+        if before is not None and self._modules[key][0]() is not module:  # a function that several models come through
             self._models[key] = dataclasses.replace(before, blocks={})
             return
+        for other, (held, at) in list(self._modules.items()):  # of several optimizers, that which is made first
+            if held() is module and other != key and at <= number:
+                return
+            if held() is module and other != key:
+                del self._modules[other], self._models[other]
         prefix, names = modules.name_of(model), {part: own for own, part in module.named_modules()}
         inside = {".".join(filter(None, (prefix, own))): part for own, part in model.named_modules()}
         blocks = {block: names[inside[block]] for block in modules.block_names if inside.get(block) in names}
-        self._modules[key] = id(module)
+        self._modules[key] = (weakref.ref(module), number)
         self._models[key] = SeenModel(
             place=place,
             name=name,

@@ -134,3 +134,20 @@ def test_two_models_have_a_line_each(tmp_path):
     ]
     assert recorded.block_names == ("1", "2", "Sequential.1", "Sequential.2")
     assert "autocast" in told.own_precision
+
+
+@pytest.mark.parametrize("order", [("first", "second"), ("second", "first")])
+def test_a_model_of_two_optimizers_has_its_line_before_the_one_that_is_made_first(tmp_path, order):
+    body = textwrap.dedent("""
+        model = net().to(device)
+        first = torch.optim.SGD(model[0].parameters(), 0.1)
+        second = torch.optim.SGD(model[1:].parameters(), 0.1)
+        for step in range(9):
+            model(torch.randn(3, 4, device=device)).sum().backward()
+            {}.step()
+            {}.step()
+    """)
+    recorded, lines = seen(tmp_path, START + body.format(*order))
+    (model,) = recorded.seen.models
+    assert lines[model.place.line - 1].startswith("first =") and model.name == "model"
+    assert sorted(one.kind for one in recorded.seen.optimizers) == ["SGD", "SGD"]
