@@ -15,7 +15,7 @@ from snugfit.techniques import OPTIMIZER_NAMES, TECHNIQUES
 from snugfit.techniques.declaration import said
 from snugfit.techniques.levels import LEVELS, Level
 from snugfit.techniques.microbatch import splits
-from snugfit.workload import Workload
+from snugfit.workload import CUSTOM_OPTIMIZER, Workload
 
 _COMPARED = (
     "lr",
@@ -93,7 +93,8 @@ def _lowered(recipe: Recipe, workload: Workload, reference: Workload) -> Iterato
     named = OPTIMIZER_NAMES.get(chosen)
     algorithm = chosen if named is None else named.holds or chosen
     if algorithm != reference.optimizer:
-        yield "optimizer", "different", f"{chosen} is another algorithm than {reference.optimizer}."
+        own = "the optimizer that is given" if reference.optimizer == CUSTOM_OPTIMIZER else reference.optimizer
+        yield "optimizer", "different", f"{chosen} is another algorithm than {own}."
     elif named is not None and named.level != "exact":
         yield "optimizer", named.level, named.reason.format(reference.optimizer)
     if workload.batch_size != reference.batch_size:

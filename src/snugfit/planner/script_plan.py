@@ -112,7 +112,7 @@ def _at(planner: Planner, budget_bytes: int, style: str) -> Plan:
     except DoesNotFitError as error:
         if style == "torch":
             error.args = (
-                f"{error}\nWith --as torch few techniques can be said. Leave it out: snugfit's own lines say more.",
+                f"{error}\nWith --as torch few techniques can be said; snugfit's own lines, without it, say more, which may fit.",
             )
         raise
 

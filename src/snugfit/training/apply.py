@@ -17,6 +17,7 @@ from torch import nn
 from snugfit.attributes import attributes_set
 from snugfit.errors import InputError, RecipeError, about, warn
 from snugfit.phases import phase
+from snugfit.private_torch import current_node
 from snugfit.recipe import Recipe
 from snugfit.run import Run
 from snugfit.techniques import left_to_the_loop
@@ -111,7 +112,7 @@ class Applied:
 
     def _call(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Runs the model, or a part of it, with the techniques around it."""
-        if self._inside:
+        if self._inside or current_node() is not None:  # a block that backward computes again
             return forward(*args, **kwargs)
         trained = torch.is_grad_enabled()
         try:
@@ -201,11 +202,10 @@ def apply(model: nn.Module, recipe: Recipe | HasRecipe, *, device: torch.device 
 
 
 def _called_from_outside(model: nn.Module) -> Iterator[nn.Module]:
-    """Yields what a loop may call: the model, or those in a container, and their parts where nothing surrounds the whole."""
+    """Yields what a loop may call: the model, or those in a container, and their parts."""
     for whole in [model] if has_forward(model) else [part for _, part in callable_parts(model)]:
         yield whole
-        if not isinstance(vars(whole).get("forward"), WrappedForward):
-            yield from (part for _, part in callable_parts(whole))
+        yield from (part for _, part in callable_parts(whole))
 
 
 def _needs_context(technique: ModelTechnique, recipe: Recipe) -> InputError:

@@ -392,6 +392,18 @@ def test_who_comes_last_has_the_model():
         trainer.step(torch.randn(2, 12))
 
 
+@pytest.mark.parametrize("inplace", [False, True])
+def test_a_part_that_is_called_alone_is_computed_as_within_the_model(inplace):
+    """An encoder of two, called for an index of all items; whatever else surrounds the model."""
+    model = nn.Sequential(nn.Sequential(nn.Linear(12, 8), nn.ReLU()), nn.Linear(8, 4))
+    snugfit.apply(model, Recipe(precision="bf16-mixed", inplace=inplace))
+    model[0][0].register_forward_hook(lambda *call: dtypes.append(call[2].dtype))
+    dtypes = []
+    model(torch.randn(2, 12)).sum().backward()
+    model[0](torch.randn(2, 12))
+    assert dtypes == [torch.bfloat16] * 2
+
+
 def test_a_copy_is_a_model_of_its_own():
     """A target network, an average of weights."""
     model = MLP()
