@@ -111,9 +111,7 @@ def _at(planner: Planner, budget_bytes: int, style: str) -> Plan:
         return planner.at(budget_bytes)
     except DoesNotFitError as error:
         if style == "torch":
-            error.args = (
-                f"{error}\nWith --as torch few techniques can be said; snugfit's own lines, without it, say more, which may fit.",
-            )
+            error.args = (f"{error}\nWith --as torch few techniques can be said; without it more can be tried.",)
         raise
 
 

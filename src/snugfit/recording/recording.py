@@ -21,6 +21,8 @@ class Recording:
     """Questions about values that were answered although fake tensors have none."""
     warnings: tuple[str, ...] = ()
     """What the simulated code warned of."""
+    kept_later_bytes: int = 0
+    """What a script would keep on the device of the batches behind those that were recorded, as far as that is known."""
     torch_version: str = ""
     """The torch whose operators were recorded."""
     processor: str | None = None

@@ -87,11 +87,12 @@ def assemble(
         gpus=1 if workload is None else workload.gpus,
         nodes=1 if workload is None else workload.nodes,
         ranks=tuple(_rank_needs(headline, played, others, config)),
-        devices=tuple(_fit(card, replays[id(recorded)], timings[id(card)]) for card, recorded in rows),
+        devices=tuple(_fit(card, recorded, replays[id(recorded)], timings[id(card)]) for card, recorded in rows),
         largest=inside.largest,
         sources=inside.sources,
         blocks=block_profiles(trace, inside, headline.weight_bytes, only, headline.block_names),
         answered=headline.answered,
+        notes=tuple(dict.fromkeys(text for _, recorded in rows for text in recorded.warnings)),
         steps=headline.steps,
         uneven_sizes=() if only is None or on_cpu else uneven_sizes(trace, only),
         fragmentation=None if on_cpu else fragmentation(trace, played),
@@ -101,8 +102,10 @@ def assemble(
     )
 
 
-def _fit(card: Device, replays: Replays, timing: Timing | None) -> DeviceFit:
+def _fit(card: Device, recorded: Recording, replays: Replays, timing: Timing | None) -> DeviceFit:
     fits, headroom = replays.fits(card)
+    if headroom is not None and fits and recorded.kept_later_bytes > headroom:
+        fits, headroom = False, headroom - recorded.kept_later_bytes
     seconds = None if timing is None else timing.step_seconds
     return DeviceFit(name=card.name, fits=fits, headroom_bytes=headroom, step_seconds=seconds)
 

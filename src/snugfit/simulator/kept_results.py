@@ -41,6 +41,8 @@ class LoaderPass:
             self._batches = math.ceil(self._batches * samples / len(loader.dataset))
         self._recorder = recorder
         self._rows: list[_Processed] = []
+        self.later_bytes = 0
+        """What the batches that are left out keep beside what is counted, once `end` has found it."""
 
     def processed(self, batch: Any, step: int) -> None:
         """Takes down that a batch was gone through; `step`: steps of the optimizer so far."""
@@ -81,7 +83,8 @@ class LoaderPass:
             _, operator, line = ledger.largest_of(range(made[-2], ledger.made))
         each, left = format_bytes(math.floor(each_bytes)), format_bytes(math.floor(each_bytes * self._left))
         if self._after_steps:  # which a step's own peak would come on top of; how many there are, the script may decide
-            how = f"the {self._left} behind those that are estimated would take {left} more, which is not counted"
+            self.later_bytes = math.floor(each_bytes * self._left)
+            how = f"the {self._left} behind those that are estimated would take {left} more, which no peak counts"
         else:
             # Who keeps results joins them in the end, or with each batch anew: then all are there twice.
             counted_bytes = math.floor(each_bytes * (self._left + self._batches))

@@ -156,6 +156,8 @@ class Estimate(ShownAsCard):
     """The blocks of the model."""
     answered: tuple[str, ...]
     """Questions about values that were answered although simulated tensors have none."""
+    notes: tuple[str, ...]
+    """What the simulation has to say beside, on stderr too: what is not looked at, what takes more later."""
     steps: int | None
     """How often a hand-written step was called; None for training by a recipe."""
     uneven_sizes: tuple[UnevenSize, ...]

@@ -94,6 +94,7 @@ def record_watched(
         recording,
         answered=(*recording.answered, *watched.uneven_steps(recording.answered)),
         warnings=tuple(watched.notes),
+        kept_later_bytes=watched.loaders.kept_later_bytes,
         steps=watched.steps,
         batch_shape=watched.batch_shape,
         block_names=tuple(watched.block_names),

@@ -186,8 +186,8 @@ class Observer:
         from snugfit.workloads.traits import model_traits
 
         weights = weights_of_module(model)
-        found = [(one, module) for one in candidates if (module := one.module()) is not None]
-        shared = [len(weights & weights_of_module(module)) for _, module in found]
+        found = [(one, held) for one in candidates if (held := one.module()) is not None]
+        shared = [len(weights & weights_of_module(held)) for _, held in found]
         place, name, module = None, "model", model
         if any(shared):
             best = [pair for count, pair in zip(shared, found, strict=True) if count == max(shared)]
@@ -200,10 +200,10 @@ class Observer:
         if before is not None and self._modules[key][0]() is not module:  # a function that several models come through
             self._models[key] = dataclasses.replace(before, blocks={})
             return
-        for other, (held, at) in list(self._modules.items()):  # of several optimizers, that which is made first
-            if held() is module and other != key and at <= number:
+        for other, (known, at) in list(self._modules.items()):  # of several optimizers, that which is made first
+            if known() is module and other != key and at <= number:
                 return
-            if held() is module and other != key:
+            if known() is module and other != key:
                 del self._modules[other], self._models[other]
         prefix, names = modules.name_of(model), {part: own for own, part in module.named_modules()}
         inside = {".".join(filter(None, (prefix, own))): part for own, part in model.named_modules()}

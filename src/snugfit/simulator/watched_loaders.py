@@ -45,6 +45,8 @@ class WatchedLoaders:
         """Whether samples are read now to see how wide they are, and not to train."""
         self.branch_waits: Callable[[], bool] = lambda: False
         """Whether a branch that is taken every so many steps is due, and stands before the step."""
+        self.kept_later_bytes = 0
+        """The most that batches which are left out would keep on the device, beside what is counted."""
         self.passes: Counter[int] = Counter()
         """Passes through a data set since the last step."""
         self.trained = False
@@ -150,6 +152,7 @@ class WatchedLoaders:
                 seen.processed(batch, watched.steps)
         if seen is not None and (said := seen.end()):
             watched.note(said)
+            self.kept_later_bytes = max(self.kept_later_bytes, seen.later_bytes)
 
     def _widest_of(self, loader: Any) -> tuple[list[list[int]], str]:
         """The samples of the widest batches of a loader, read once for all loaders that draw as many of the same."""

@@ -76,8 +76,17 @@ def test_results_that_are_kept_count(tmp_path, capsys, statement, device):
 
 def test_what_steps_keep_is_told_of(tmp_path, capsys):
     statement = "found.append(model[:2](x.to(device)).detach())"
-    _, _, err = estimated(capsys, written(tmp_path, TRAINS + KEEPS.replace("# training", statement)))
-    assert "keeps 64.0 KiB of each" in err and "97 behind those that are estimated would take 6.06 MiB more" in err, err
+    _, found, err = estimated(capsys, written(tmp_path, TRAINS + KEEPS.replace("# training", statement)))
+    (said,) = [note for note in found["notes"] if "keeps 64.0 KiB of each" in note]
+    assert said in err and "97 behind those that are estimated would take 6.06 MiB more" in said, err
+    assert found["devices"][0]["fits"]
+
+
+def test_a_card_that_is_full_before_a_pass_ends_is_not_said_to_fit(tmp_path, capsys):
+    kept = KEEPS.replace("# training", "found.append(torch.empty(2**26, device=device))")
+    _, found, _ = estimated(capsys, written(tmp_path, TRAINS + kept))
+    (card,) = found["devices"]
+    assert not card["fits"] and -2 * 2**30 < card["headroom_bytes"] < 0  # 97 times 256 MiB are 24.25 GiB
 
 
 @pytest.mark.parametrize(
