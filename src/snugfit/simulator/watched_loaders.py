@@ -57,10 +57,8 @@ class WatchedLoaders:
         """Of loaders that are trained on."""
         self._most_elements = 0
         """In a first batch of a loader that is trained on."""
-        # By what draws: a sampler of its own, or the data set of which all is drawn.
-        self._widest: weakref.WeakKeyDictionary[Any, dict[Any, tuple[list[list[int]], str]]] = (
-            weakref.WeakKeyDictionary()
-        )
+        self._widest: dict[int, tuple[weakref.ref[Any], dict[Any, tuple[list[list[int]], str]]]] = {}
+        """Identity of what draws (a sampler of its own, or the data set of which all is drawn) -> itself, and what it has."""
 
     def are_trained_on(self) -> None:
         """Notes of the loader begun last that a backward pass follows; says where its batches have grown: images, say."""
@@ -163,7 +161,11 @@ class WatchedLoaders:
         how = size, id(loader.dataset), in_order
         self.read_widths = True
         try:
-            known = self._widest.setdefault(loader.dataset if sampler is None else sampler, {})
+            draws = loader.dataset if sampler is None else sampler
+            held, known = self._widest.get(id(draws), (None, {}))
+            if held is None or held() is not draws:  # by identity: a tensor may be a data set, and is equal to none
+                known = {}
+                self._widest[id(draws)] = weakref.ref(draws), known
             if how not in known:
                 known[how] = widest_batches(loader)
             return known[how]

@@ -289,3 +289,23 @@ def test_a_trainer_evaluates_without_gradients_of_a_step_half_done(tmp_path, cap
     assert estimate["peak_allocated_bytes"] == pytest.approx(
         measured_bytes(path, batches, until="--steps=99"), rel=0.001
     )
+
+
+TENSOR = """
+data = torch.randn(640, 32)
+for epoch in range(3):
+    for x in torch.utils.data.DataLoader(data, batch_size=64, shuffle=True):
+        optimizer.zero_grad()
+        model(x.to(device)).sum().backward()
+        optimizer.step()
+    with torch.no_grad():
+        for x in torch.utils.data.DataLoader(data, batch_size=64, shuffle=True):
+            model(x.to(device))
+taken = torch.empty(2**28, dtype=torch.uint8, device=device)
+"""
+
+
+def test_a_tensor_is_a_data_set_that_several_loaders_read(tmp_path, capsys):
+    _, found, err = estimated(capsys, written(tmp_path, TRAINS + TENSOR))
+    assert found is not None and found["peak_allocated_bytes"] > 2**28, err
+    assert "failed behind" not in err
