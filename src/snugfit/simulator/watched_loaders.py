@@ -58,7 +58,7 @@ class WatchedLoaders:
         self._most_elements = 0
         """In a first batch of a loader that is trained on."""
         self._widest: dict[int, tuple[weakref.ref[Any], dict[Any, tuple[list[list[int]], str]]]] = {}
-        """Identity of what draws (a sampler of its own, or the data set of which all is drawn) -> itself, and what it has."""
+        """Identity of what draws (a sampler of its own, or the data set if all is drawn) -> itself, and what it has."""
 
     def are_trained_on(self) -> None:
         """Notes of the loader begun last that a backward pass follows; says where its batches have grown: images, say."""

@@ -301,7 +301,7 @@ for epoch in range(3):
     with torch.no_grad():
         for x in torch.utils.data.DataLoader(data, batch_size=64, shuffle=True):
             model(x.to(device))
-taken = torch.empty(2**28, dtype=torch.uint8, device=device)
+    taken = torch.empty(2**28, dtype=torch.uint8, device=device)
 """
 
 
