@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from snugfit.recording.operator_run import Convolution
+from snugfit.recording.operator_run import SPARSE_PRODUCT, Convolution
 
 _READ_TWICE = {
     "aten.native_batch_norm.default": 0,
@@ -76,6 +76,10 @@ def again_bytes(
         if position is not None and _is_channels_last(args[position]):
             return _channels_last_bytes(args[position], read, sum(map(tensor_bytes, written)))
         return 2 * read if name == "aten.native_layer_norm_backward.default" else read
+    if name == f"snugfit.{SPARSE_PRODUCT}.default":  # a row of the dense matrix for each number of the sparse one
+        _, values, dense, _ = args
+        moved: int = values.numel() * dense.shape[1] * dense.itemsize
+        return max(0, moved - tensor_bytes(dense))
     if name in ("aten._softmax.default", "aten._log_softmax.default"):
         return tensor_bytes(args[0]) if args[0].dim() and args[0].shape[args[1]] > _LONG_ROW else 0
     if name == "aten.max_pool2d_with_indices_backward.default":
