@@ -110,8 +110,10 @@ def _at(planner: Planner, budget_bytes: int, style: str) -> Plan:
     try:
         return planner.at(budget_bytes)
     except DoesNotFitError as error:
+        more = ["A smaller batch in the script takes less, and was not tried; gradients can be added up over several."]
         if style == "torch":
-            error.args = (f"{error}\nWith --as torch few techniques can be said; without it more can be tried.",)
+            more.insert(0, "With --as torch few techniques can be said; without it more can be tried.")
+        error.args = ("\n".join([str(error), *more]),)
         raise
 
 
