@@ -109,7 +109,9 @@ def profile_script(
             before = peaks.setdefault(name, value)
             if name != "reserved" and value and before and value > before * _MORE:
                 what = "the process" if name == "process" else "tensors"
-                behind.append(f"Behind the steps that were watched {what} took up to {format_bytes(value)}.")
+                behind.append(
+                    f"Behind the steps that were watched {what} took up to {format_bytes(value)} (--steps N watches more)."
+                )
 
     warm_up()
     recorder = ProfileRecorder(steps, on_model=on_model, on_enough=on_enough)
