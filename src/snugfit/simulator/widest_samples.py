@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence, Sized
 from typing import Any
 
 from snugfit.errors import InputError, note
+from snugfit.simulator.shuffled_batches import EPOCHS, lies_end_to_end, widest_drawn
 
 MOST_READ = 2048
 """Samples that are read of a data set whose lengths are not in a table; more are passed over evenly."""
@@ -33,6 +34,9 @@ _MOST_COLLATED = 16
 _IN_ORDER = (
     "batches are not equally wide: of those that are read in order the widest is taken, so that most real steps may take "
     "less."
+)
+_SHUFFLED = (
+    f"batches are not equally wide: one as wide as {EPOCHS} shuffles made any is taken; most steps may take less."
 )
 _Leaves = tuple[tuple[int, ...], ...]
 
@@ -84,6 +88,9 @@ def widest_batches(loader: Any) -> tuple[list[list[int]], str]:
         size_of = elements if elements(batch) else _numbers  # prompts become numbers in the trainer only
         if not others and size_of(batch) <= size_of(_batch_of(loader, narrowest)):
             return [], ""
+        shuffles = sampler is None and not in_order and not others and len(widths) > 2 * size and size_of is elements
+        if shuffles and lies_end_to_end(widths, widest, narrowest, lambda batch: elements(_batch_of(loader, batch))):
+            return [widest_drawn(widths, size, count)], _SHUFFLED
     except Exception:  # of the script's code, which is told where the script itself comes to it
         return [], ""
     if not others and len({widths[number] for number in widest}) == 1 < size:
