@@ -160,10 +160,16 @@ def _record(
         own.load()
     changed = lines.changed(recipe) if lines is not None else {} if quiet else None
     put_on = () if lines is None else lines.put_on(recipe)
-    return record_script(
+    found = record_script(
         program, arguments, assume, personality,
         changed=changed, put_on=put_on, for_plan=True, card=card, gpus=gpus, nodes=nodes,
     )  # fmt: skip
+    if lines is not None and recipe.adapter != "none" and (more := found.seen.left_out - lines.seen.left_out) > 0:
+        raise InputError(
+            f"adapter={recipe.adapter}: {more} of its weights would be in no optimizer, as the script collects weights "
+            "before the line that puts adapters on its model. Collect them where the optimizer is made, or behind that line."
+        )
+    return found
 
 
 def _subject(script: str, workload: Workload, record: Any) -> Subject:

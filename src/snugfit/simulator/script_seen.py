@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from snugfit.attributes import Change
 from snugfit.installed import is_installed
 from snugfit.recording.recording import Recording
-from snugfit.simulator.trained_models import trained_models, weights_of_module
+from snugfit.simulator.trained_models import left_out, run_with, weights_of_module
 
 if TYPE_CHECKING:
     import torch
@@ -78,6 +78,8 @@ class ScriptSeen:
     """Optimizers."""
     own_precision: str = ""
     """What the script does about number formats itself; empty: nothing."""
+    left_out: int = 0
+    """Weights of models that want gradients and are in no optimizer."""
     libraries: tuple[str, ...] = ()
     """Modules of installed libraries that the run imported."""
 
@@ -110,6 +112,7 @@ class Observer:
         self._nameless: list[str] = []
         self._optimizers: list[SeenOptimizer] = []
         self._own_precision = ""
+        self._trained, self._left_out = set[int](), 0
         self.made: weakref.WeakSet[Any] = weakref.WeakSet()
         """Optimizers that were made, as long as they live."""
         self.lines: set[tuple[str, int]] = set()
@@ -129,6 +132,7 @@ class Observer:
             nameless=tuple(self._nameless),
             optimizers=tuple(self._optimizers),
             own_precision=self._own_precision,
+            left_out=self._left_out,
         )
 
     def changes(self) -> list[Change]:
@@ -143,7 +147,7 @@ class Observer:
             make(optimizer, *args, **kwargs)
             self.made.add(optimizer)
             if self.put_on:
-                _run(self.put_on, optimizer)
+                run_with(self.put_on, optimizer)
             self._made[optimizer] = (*self._around(sys._getframe(1)), self.how_many)
 
         def entered(context: Any) -> Any:
@@ -177,6 +181,8 @@ class Observer:
         trained = {id(weight): weight for group in optimizer.param_groups for weight in group["params"]}
         if any(weight.dtype in HALF for weight in trained.values()):
             self._own_precision = "its weights have 16 bits already"
+        self._trained |= trained.keys()
+        self._left_out = left_out(modules.models(), self._trained)
         for model in modules.models():
             if weights_of_module(model) & trained.keys():
                 self._name(model, candidates, modules, number)
@@ -274,12 +280,6 @@ def _candidates(frame: FrameType, depth: int) -> Iterator[_Candidate]:
         for expression, module in ((name, value), *attributes):
             if isinstance(module, torch.nn.Module):
                 yield _Candidate(expression, _place(frame), depth, name not in frame.f_locals, weakref.ref(module))
-
-
-def _run(statements: Sequence[str], optimizer: Any) -> None:
-    """Runs statements with the model that an optimizer was made for."""
-    for model in trained_models(optimizer):
-        exec("import snugfit, torch, torch.utils.checkpoint, functools\n" + "\n".join(statements), {"model": model})
 
 
 def is_below(file: str) -> bool:

@@ -189,8 +189,22 @@ AUTOCAST = "    with torch.autocast(device, torch.bfloat16):\n        logits = m
         ("", "", ["--as", "torch", "--pin", "offload_activations=all"], "no line of plain torch"),
         ("", "", ["--as", "torch", "--pin", "adapter=lora", "--allow", "different"], "no line of plain torch"),
         ("    logits = model(x)\n", AUTOCAST, ["--precision", "bf16-mixed"], "under autocast already"),
+        (
+            "optimizer = model.make_optimizer(1e-3)",
+            "weights = list(model.parameters())\noptimizer = torch.optim.SGD(weights, 1e-3)",
+            ["--pin", "adapter=lora", "--allow", "different"],
+            "of its weights would be in no optimizer, as the script collects weights before the line",
+        ),
     ],
-    ids=["no step", "no parameters", "of the loop", "of torch", "of torch alone", "its own precision"],
+    ids=[
+        "no step",
+        "no parameters",
+        "of the loop",
+        "of torch",
+        "of torch alone",
+        "its own precision",
+        "collected before",
+    ],
 )
 def test_what_cannot_be_planned_is_told_in_one_line(folder, capsys, before, after, words, said):
     written(folder, train=SCRIPT.replace(before, after))
