@@ -91,7 +91,7 @@ class LoaderPass:
             torch.empty(counted_bytes, dtype=torch.uint8, device=self._recorder.personality.device)
             how = (
                 f"for those after the first {len(self._rows)}, and for joining all, {format_bytes(counted_bytes)} are "
-                "counted at its end"
+                "counted at its end (what is computed of all of them then is not)"
             )
         own = " (eval_accumulation_steps of a Trainer)" if "transformers.trainer" in sys.modules else ""
         return (
