@@ -29,6 +29,7 @@ from snugfit.attributes import Change
 from snugfit.errors import warn
 from snugfit.fake_device.int8_layers import without_outliers
 from snugfit.private_torch.collectives import own_part
+from snugfit.private_torch.dispatcher import own_operator
 from snugfit.private_torch.func_wrappers import parts_inside
 
 _BITSANDBYTES = "bitsandbytes.optim"
@@ -37,7 +38,6 @@ _OF_TORCHAO = "torchao.optim.adam"
 _INTEGERS = "torchao.kernel.intmm"
 _KEPT_BYTES = {"OptimState8bit": 8, "OptimState4bit": 26}
 """Packed state of torchao's own optimizers -> bytes that a compiled update keeps inside for each value."""
-_library: list[torch.library.Library] = []
 
 
 def stand_ins(kind: str) -> list[Change]:
@@ -137,8 +137,5 @@ def compiled_parameter_update(
 @functools.cache
 def _operator() -> Any:
     """An operator that changes weight and state in place and makes nothing."""
-    library = torch.library.Library("snugfit", "FRAGMENT")  # type: ignore[no-untyped-call]
-    library.define("compiled_adamw(Tensor(a!) weight, Tensor gradient, Tensor(b!)[] state) -> ()")  # type: ignore[no-untyped-call]
-    torch.library.register_fake("snugfit::compiled_adamw", lambda weight, gradient, state: None, lib=library)
-    _library.append(library)
-    return torch.ops.snugfit.compiled_adamw
+    schema = "compiled_adamw(Tensor(a!) weight, Tensor gradient, Tensor(b!)[] state) -> ()"
+    return own_operator(schema, lambda weight, gradient, state: None)

@@ -11,13 +11,11 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from snugfit.attributes import Change
+from snugfit.private_torch.dispatcher import own_operator
 from snugfit.techniques.batches import tensors_in
 
 _JIT, _TUNED = "triton.runtime.jit", "triton.runtime.autotuner"
-_library: list[torch.library.Library] = []
 
 
 def triton_launches(kind: str, say: Callable[[str], None]) -> list[Change]:
@@ -40,8 +38,4 @@ def triton_launches(kind: str, say: Callable[[str], None]) -> list[Change]:
 
 @functools.cache
 def _operator() -> Any:
-    library = torch.library.Library("snugfit", "FRAGMENT")  # type: ignore[no-untyped-call]
-    library.define("triton_kernel(Tensor(a!)[] tensors) -> ()")  # type: ignore[no-untyped-call]
-    torch.library.register_fake("snugfit::triton_kernel", lambda tensors: None, lib=library)
-    _library.append(library)
-    return torch.ops.snugfit.triton_kernel
+    return own_operator("triton_kernel(Tensor(a!)[] tensors) -> ()", lambda tensors: None)

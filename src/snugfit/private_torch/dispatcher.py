@@ -67,6 +67,19 @@ def claim_kernel(name: str, kernel: Callable[..., Any], key: str = "PrivateUse1"
     _libraries.append(library)
 
 
+def own_operator(schema: str, fake: Callable[..., Any]) -> Any:
+    """Returns a new operator of ours that only simulations run; call it once for each.
+
+    `schema`: its name, arguments and results, such as `scale(Tensor x) -> Tensor`.
+    `fake`: what it does to fake tensors.
+    """
+    library, name = torch.library.Library("snugfit", "FRAGMENT"), schema.partition("(")[0]  # type: ignore[no-untyped-call]
+    library.define(schema)  # type: ignore[no-untyped-call]
+    torch.library.register_fake(f"snugfit::{name}", fake, lib=library)
+    _libraries.append(library)
+    return getattr(torch.ops.snugfit, name).default
+
+
 @functools.cache
 def python_body(operator: Any) -> Callable[..., Any] | None:
     """Returns the kernel of an operator that torch itself writes in Python over other operators, None for others.

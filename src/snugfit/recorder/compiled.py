@@ -21,12 +21,12 @@ from snugfit.errors import warn
 from snugfit.fake_device.personality import DEVICE_TYPE, Personality
 from snugfit.private_torch import compiler
 from snugfit.private_torch.backward_errors import BackendGuard
+from snugfit.private_torch.dispatcher import own_operator
 from snugfit.recipe import Recipe
 from snugfit.recorder.recorder import Recorder
 from snugfit.recorder.script_recorder import ScriptRecorder
 from snugfit.techniques.compile import bound_in_words
 
-_library: list[torch.library.Library] = []
 _OF_OURS = "(?s).*(there are global hooks on modules|dynamo_pgo force disabled)"
 """What torch warns of because a simulation looks on, and keeps nothing."""
 
@@ -73,8 +73,4 @@ def _fused_kernel(written: list[torch.Tensor], read: list[torch.Tensor]) -> None
 @functools.cache
 def _operator() -> Any:
     """An operator that reads and writes whole tensors once and makes nothing."""
-    library = torch.library.Library("snugfit", "FRAGMENT")  # type: ignore[no-untyped-call]
-    library.define("fused_kernel(Tensor(a!)[] written, Tensor[] read) -> ()")  # type: ignore[no-untyped-call]
-    torch.library.register_fake("snugfit::fused_kernel", lambda written, read: None, lib=library)
-    _library.append(library)
-    return torch.ops.snugfit.fused_kernel.default
+    return own_operator("fused_kernel(Tensor(a!)[] written, Tensor[] read) -> ()", lambda written, read: None)

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from snugfit.errors import CannotSimulateError
+from snugfit.private_torch.dispatcher import own_operator
 from snugfit.private_torch.fake_tensors import FakeTensorMode
 from snugfit.private_torch.sparse_layouts import SparseFake, sparse_fake
 from snugfit.recording.operator_run import SPARSE_PRODUCT
@@ -36,7 +37,6 @@ MAKERS = {
 _COO = torch.sparse_coo
 _SCALED = frozenset(("mul", "mul_", "div", "div_", "neg", "abs", "sqrt", "pow", "sign", "relu", "tanh", "sin"))
 """Elementwise operators after which zeros are zeros."""
-_libraries: list[torch.library.Library] = []
 
 
 def run(mode: FakeTensorMode, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -221,12 +221,7 @@ _DONE: dict[str, Callable[..., Any]] = {
 @functools.cache
 def _operator() -> Any:
     """The kernel of a product: it reads a row of the dense matrix for each number of the sparse one."""
-    library = torch.library.Library("snugfit", "FRAGMENT")  # type: ignore[no-untyped-call]
-    library.define(f"{SPARSE_PRODUCT}(Tensor[] places, Tensor values, Tensor dense, int rows) -> Tensor")  # type: ignore[no-untyped-call]
-    torch.library.register_fake(
-        f"snugfit::{SPARSE_PRODUCT}",
+    return own_operator(
+        f"{SPARSE_PRODUCT}(Tensor[] places, Tensor values, Tensor dense, int rows) -> Tensor",
         lambda places, values, dense, rows: dense.new_empty((rows, dense.shape[1])),
-        lib=library,
     )
-    _libraries.append(library)
-    return getattr(torch.ops.snugfit, SPARSE_PRODUCT).default

@@ -128,3 +128,11 @@ def test_nothing_stands_above_a_kernel():
         torch.rand(3)
     assert (product.dtype, product.requires_grad, product.item()) == (torch.float32, False, 2.0)
     assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_an_operator_of_ours_makes_what_its_fake_version_makes():
+    """own_operator"""
+    twice = dispatcher.own_operator("contract_twice(Tensor x) -> Tensor", lambda x: x.new_empty((2, *x.shape)))
+    with fake_tensors.new_fake_mode():
+        assert twice(torch.ones(3)).shape == (2, 3)
+    assert str(twice) == "snugfit.contract_twice.default"

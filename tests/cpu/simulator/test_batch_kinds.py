@@ -120,13 +120,7 @@ def test_a_loaders_list_is_one_batch_for_all(pool):
     assert snugfit.estimate(net(), batch, **asked).peak_allocated_bytes == wanted
     assert snugfit.estimate(net(), batches=[batch, batch], **asked).peak_allocated_bytes == wanted
     for given in ({"batch": batch}, {"batches": [batch, (X[:8], Y[:8])]}):
-        plan = snugfit.plan(
-            net(),
-            **given,
-            **asked,
-            budget="1GiB",
-            forbid=["inplace", "checkpoint", "microbatch_size", "step_in_backward"],
-        )
+        plan = snugfit.plan(net(), **given, **asked, budget="1GiB", forbid=SAVES)
         assert (plan.recipe, plan.estimate.peak_allocated_bytes) == (Recipe(), wanted)
 
 
