@@ -62,6 +62,8 @@ class ScriptRecorder(Recorder):  # type: ignore[no-untyped-call]
         if not _stays_real(func, args, kwargs, given):
             if any(map(_is_real_sparse, given)):
                 args, types = self._sparse_as_fake(args), (*types, SparseFake)
+            elif any(map(_is_part_of_sparse, given)):
+                args = _as_themselves(args)
             try:
                 return super().__torch_dispatch__(func, types, _by_positions(func, args), kwargs)
             except CannotSimulateError as error:
@@ -166,6 +168,17 @@ def _by_positions(func: Any, args: Sequence[Any]) -> Sequence[Any]:
 
 def _is_real_sparse(tensor: torch.Tensor) -> bool:
     return type(tensor) in _REAL and tensor.layout in _SPARSE
+
+
+def _is_part_of_sparse(tensor: torch.Tensor) -> bool:
+    return type(tensor) in _REAL and tensor._base is not None and tensor._base.layout in _SPARSE
+
+
+def _as_themselves(given: Any) -> Any:
+    """Returns arguments with places and values of sparse data as tensors, not as views of it: torch makes no fake view."""
+    if isinstance(given, list | tuple):
+        return type(given)(map(_as_themselves, given))
+    return given.data if isinstance(given, torch.Tensor) and _is_part_of_sparse(given) else given
 
 
 def _with_values(given: Any, values: Callable[[torch.Tensor], torch.Tensor | None]) -> Any:

@@ -33,6 +33,12 @@ found = sp.coo_matrix((numbers.numpy(), places.numpy()), shape=(N, N)).tocsr().t
 graph = torch.sparse.FloatTensor(torch.tensor(np.vstack([found.row, found.col])).long(), torch.tensor(found.data), (N, N))
 graph = graph.to(device)
 """
+DROPPED = f"""{ARRAYS}
+def dropped(graph):
+    kept = (torch.rand(graph._nnz()) + 0.6).int().bool()
+    graph = graph.coalesce()
+    return torch.sparse.FloatTensor(graph.indices().t()[kept].t(), graph.values()[kept] / 0.6, graph.size())
+"""
 CSR = f"{COO}.to_sparse_csr()"
 LEARNED = "weight = nn.Parameter(torch.rand(E, device=device))"
 
@@ -46,6 +52,7 @@ LEARNED = "weight = nn.Parameter(torch.rand(E, device=device))"
         (COO, "(h.t() @ graph).t() + (graph @ h[:, 0]).unsqueeze(1)", 1e-3),
         (COO, "torch.sparse.addmm(h, graph * 0.5, h)", 1e-3),
         (ARRAYS, "torch.spmm(graph, h)", 1e-3),
+        (DROPPED, "torch.sparse.mm(dropped(graph), h)", 0.02),
         (CSR, "torch.sparse.mm(graph, h)", 1e-3),
         (CSR, "graph.t() @ h", 1e-3),
         (LEARNED, "torch.sparse.mm(torch.sparse_coo_tensor(places.to(device), weight, (N, N)), h)", 0.02),
