@@ -14,6 +14,8 @@ _LEAST_SHARE = 0.02
 """Part of the peak that the batches which are left out must keep to count."""
 _MOST_BATCHES = 32
 """Batches of an evaluation that are gone through while each keeps something; before the first step all are."""
+_MOST_TENSORS = 5000
+"""Tensors that more batches may make, so that what is computed of all results of a small model has its size."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -59,22 +61,22 @@ class LoaderPass:
         """Returns whether more batches have to be seen to know if what is kept of each has an end: a queue is full soon."""
         if self._rows[-1].step == 0:  # features that training is to read
             return self._kept_bytes() > 0
-        return self._is_much and not self._after_steps and len(self._rows) < _MOST_BATCHES
+        are_few = len(self._rows) < _MOST_BATCHES or self._rows[-1].storages - self._rows[0].storages < _MOST_TENSORS
+        return are_few and self._is_much(self._batches) and not self._after_steps and self._left > 0
 
     @property
     def _left(self) -> int:
         return max(self._batches - len(self._rows), 0)
 
-    @property
-    def _is_much(self) -> bool:
+    def _is_much(self, batches: int) -> bool:
         peak_bytes: int = self._recorder.ledger.peak_bytes
-        return self._kept_bytes() * self._left > peak_bytes * _LEAST_SHARE
+        return self._kept_bytes() * batches > peak_bytes * _LEAST_SHARE
 
     def end(self) -> str:
         """Counts for a moment what all other batches would keep, and returns what to say; empty where that is little."""
         import torch
 
-        if not self._is_much:
+        if not self._is_much(self._left):
             return ""
         each_bytes, ledger = self._kept_bytes(), self._recorder.ledger
         made = [0, *(row.storages for row in self._rows)]

@@ -65,13 +65,20 @@ for epoch in range(9):
 @pytest.mark.parametrize("device", ["cpu", "rtx-4090"])
 @pytest.mark.parametrize("statement", ["found.append(result)", "found = [torch.cat([*found, result])]"])
 def test_results_that_are_kept_count(tmp_path, capsys, statement, device):
-    _, without, _ = estimated(capsys, written(tmp_path, TRAINS + KEEPS), device=device)
-    _, found, err = estimated(
-        capsys, written(tmp_path, TRAINS + KEEPS.replace("# evaluation", statement)), device=device
-    )
+    slow = TRAINS + KEEPS.replace("# evaluation", "[x[0] + 1 for _ in range(160)]; # evaluation")
+    _, without, _ = estimated(capsys, written(tmp_path, slow), device=device)
+    _, found, err = estimated(capsys, written(tmp_path, slow.replace("# evaluation", statement)), device=device)
     assert "a pass through 100 batches keeps 64.0 KiB of each" in err and f"{tmp_path / 'train.py'}:" in err, err
     more = found["peak_allocated_bytes"] - without["peak_allocated_bytes"]
     assert 190 * 64 * 256 * 4 < more < 202 * 64 * 256 * 4  # all of them, and once more where they are joined
+
+
+def test_an_evaluation_of_few_operators_is_gone_through_for_what_is_computed_of_all_results(tmp_path, capsys):
+    joined = "            found.append(result)\n    torch.cat(found).log_softmax(1)\n"
+    path = written(tmp_path, TRAINS + KEEPS.replace("range(9)", "range(1)") + joined)
+    _, found, err = estimated(capsys, path, device="cpu")
+    assert "keeps" not in err
+    assert found["peak_allocated_bytes"] == pytest.approx(measured_bytes(path, until="--steps=1000"), rel=0.01)
 
 
 def test_what_steps_keep_is_told_of(tmp_path, capsys):
