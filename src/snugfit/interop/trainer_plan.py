@@ -117,10 +117,12 @@ class _Search:
             for setting in settings_of(self.trainer, self.levels, on_cpu=self.place.on_cpu)
         ]
         best = min((found for _, (found, _) in whole if found is not None), key=_seconds, default=None)
-        # A smaller microbatch takes as long at least, so what is slower with the whole batch needs no second look.
+        # A smaller microbatch takes as long at least, so what is slower with the whole batch needs no second look. The
+        # clock of a processor knows no such rule, so there it gets one as the Trainer cuts it.
         for setting, (found, largest) in sorted(whole, key=lambda row: _seconds(row[1][1])):
-            if found is None and _seconds(largest) < _seconds(best):
-                smaller, _ = self._fitting(setting, splits[1:], capacity)
+            others = splits[1:] if _seconds(largest) < _seconds(best) else [{}] if self.place.on_cpu else []
+            if found is None:
+                smaller, _ = self._fitting(setting, others, capacity)
                 best = min(best, smaller, key=_seconds)
         return best
 
@@ -228,7 +230,9 @@ class _Search:
             found = [self._with_evaluation({**setting, **smallest}, 0) for setting in tried]
             needs = [one.need_bytes for one in found if one.need_bytes is not None]
             if needs:
-                least[level] = margin.budget_for(min(needs), self.place.card.context_bytes) // MIB
+                size = margin.budget_for(min(needs), self.place.card.context_bytes) // MIB
+                if size < min(least.values(), default=size + 1):
+                    least[level] = size
         said = ", ".join(
             f"{size} MiB" + ("" if level == allowed else f" with allow={level!r}") for level, size in least.items()
         )

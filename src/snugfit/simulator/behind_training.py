@@ -48,6 +48,13 @@ def _first_that_runs_a_model(tree: ast.AST, statements: Iterable[ast.stmt]) -> i
     return next((one.lineno for one in statements if _runs_a_model(one, others)), None)
 
 
+def perhaps_made(text: str, lines: Sequence[int], classes: Collection[str]) -> Iterator[tuple[int, str]]:
+    """Yields line and class of optimizers that a branch behind the training makes; `lines`: as above."""
+    _, behind = parts_of_training(ast.parse(text), lines)
+    parts = (part for one in behind if is_apart(one) and not isinstance(one, _FUNCTIONS) for part in ast.walk(one))
+    yield from ((one.lineno, called(one)) for one in parts if isinstance(one, ast.Call) and called(one) in classes)
+
+
 def trained_in_turn(text: str, lines: Sequence[int], made: Collection[int]) -> int | None:
     """Returns the line of the loop that trains, where it makes an optimizer in each turn; else None.
 

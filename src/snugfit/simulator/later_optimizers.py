@@ -14,7 +14,7 @@ _BRANCHES = (ast.If, ast.IfExp, ast.Try, ast.Match)
 def later_optimizers(text: str, reached: Collection[int], classes: Collection[str]) -> Iterator[tuple[int, str]]:
     """Yields line and class of optimizers that are made further down in a block of code that was running.
 
-    What stands in a branch may never be meant, and is passed over.
+    What stands in a branch may never be meant, and is left to `perhaps_made`.
 
     `reached`: lines that were running when an optimizer was made.
     `classes`: names of optimizers.

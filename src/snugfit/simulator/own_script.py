@@ -21,7 +21,7 @@ from snugfit.attributes import replaced
 from snugfit.devices import Device
 from snugfit.errors import CannotSimulateError, InputError, in_words, warn
 from snugfit.fake_device.personality import Personality
-from snugfit.simulator.behind_training import behind_passes, behind_training, trained_in_turn
+from snugfit.simulator.behind_training import behind_passes, behind_training, perhaps_made, trained_in_turn
 from snugfit.simulator.compiled_script import record_as_it_compiles
 from snugfit.simulator.estimate import DeviceArgument, cards_of, estimated
 from snugfit.simulator.fresh_workers import imported_since
@@ -197,10 +197,12 @@ def _behind(
             f"{format_count(watched.frozen)} parameters do not train in the steps that were looked at. Where {path} lets "
             f"them train later ({places}), their gradients, optimizer state and activations come on top."
         )
-    for line, name in later_optimizers(text, reached, _optimizers()):
+    made = [(line, name, "makes") for line, name in later_optimizers(text, reached, _optimizers())]
+    made += [(line, name, "may make") for line, name in perhaps_made(text, ended_at, _optimizers())]
+    for line, name, makes in made:
         yield (
-            f"{whole.file_line(line)} makes another optimizer ({name}) behind the steps that were looked at: what it trains "
-            "may take more, and is not predicted."
+            f"{whole.file_line(line)} {makes} another optimizer ({name}) behind the steps that were looked at: what it "
+            "trains may take more, and is not predicted."
         )
 
 

@@ -1,5 +1,7 @@
 """`plan_for`: changed TrainingArguments that fit as measured, keep the effective batch, and say what they cost."""
 
+import re
+
 import pytest
 
 import snugfit
@@ -58,8 +60,10 @@ def test_where_nothing_fits_the_smallest_budget_is_said(tmp_path):
     trainer = small_trainers.trainer(tmp_path, per_device_train_batch_size=2)
     with pytest.raises(
         DoesNotFitError, match=r"effective batch of 2\. Budgets that do: \d+ MiB, \d+ MiB with allow='rounding'"
-    ):
+    ) as refused:
         snugfit.plan_for(trainer, budget="1MiB", device="cpu")
+    budgets = [int(size) for size in re.findall(r"(\d+) MiB", str(refused.value).partition("Budgets")[2])]
+    assert budgets == sorted(set(budgets), reverse=True)  # what is allowed beside is named where less memory does
 
 
 @pytest.mark.parametrize(

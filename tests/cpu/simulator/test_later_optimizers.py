@@ -32,6 +32,15 @@ def test_the_estimate_names_them(tmp_path, capsys):
     assert "another optimizer" not in estimated(capsys, written(tmp_path, TRAINS + LOOP))[2]
 
 
+def test_those_in_a_branch_may_be_made(tmp_path, capsys):
+    later = "if len(data) > 3:\n    optimizer = torch.optim.LBFGS(model.parameters())\n"
+    _, _, err = estimated(capsys, written(tmp_path, TRAINS + LOOP + later))
+    lines = len((TRAINS + LOOP).splitlines())
+    assert f"train.py:{lines + 2} may make another optimizer (LBFGS)" in err
+    chosen = TRAINS.replace("optimizer = torch.optim.", "if 1:\n    optimizer = torch.optim.")
+    assert chosen != TRAINS and "another optimizer" not in estimated(capsys, written(tmp_path, chosen + LOOP))[2]
+
+
 IN_TURN = """
 import torch
 from torch import nn

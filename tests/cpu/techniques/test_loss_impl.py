@@ -154,6 +154,7 @@ def test_a_loss_of_the_callers_outside_of_the_model():
     batch = tokens()
 
     def loss(output, batch):
+        assert getattr(output, "loss", None) is None  # as of any tensor; a profile asks
         return F.cross_entropy(output.flatten(0, 1), batch["labels"].flatten(), reduction="sum")
 
     def forward(model, batch):

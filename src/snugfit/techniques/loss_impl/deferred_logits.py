@@ -220,7 +220,7 @@ class DeferredLogits:
 
     def __getattr__(self, name: str) -> Any:
         """Anything of a tensor that is not here needs the logits themselves."""
-        if name.startswith("__"):
+        if name.startswith("__") or not hasattr(Tensor, name):  # a tensor has no `loss`, which many ask for
             raise AttributeError(name)
         return self._otherwise(name, lambda: getattr(self.computed(), name))
 
