@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 T = TypeVar("T")
+_ELSEWHERE = {"criterion": "loss", "gradient_clip_val": "clip_norm", "learning_rate": "lr", "max_grad_norm": "clip_norm"}
+"""Names that the field's trainers have -> ours."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -160,7 +162,7 @@ def check_keywords(function: Callable[..., Any], given: Iterable[str], *classes:
     fields = [name for owner in classes for name in field_infos(owner)]
     known = [*inspect.signature(function).parameters, *fields]
     wrong = [
-        f"{name!r} is no option; {nearest(name, known)}see snugfit.{function.__name__}."
+        f"{name!r} is no option; {nearest(_ELSEWHERE.get(name, name), known)}see snugfit.{function.__name__}."
         for name in given
         if name not in fields
     ]
@@ -196,7 +198,7 @@ class SettingsBase:
             if name in infos:
                 known[name] = tuple(value) if isinstance(value, list) else value
             else:
-                problems.append(f"{key!r} is no field; {did_you_mean(name, infos)}")
+                problems.append(f"{key!r} is no field; {did_you_mean(_ELSEWHERE.get(name, name), infos)}")
         try:
             made = cls(**known)
         except RecipeError as error:

@@ -56,6 +56,12 @@ class Recipe(
 
     SUBJECT = "recipe"
 
+    def __new__(cls, *_: Any, **given: Any) -> Recipe:
+        """Raises for names that are no field, as for all other mistakes; the fields are set by `__init__`."""
+        if any(name not in cls.__dataclass_fields__ for name in given):
+            cls.from_mapping(given)
+        return super().__new__(cls)
+
     def __post_init__(self) -> None:
         for name, keywords in _NAMES.items():
             object.__setattr__(self, name, _names(getattr(self, name), keywords))

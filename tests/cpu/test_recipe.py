@@ -6,6 +6,7 @@ import pytest
 
 from snugfit import InputError, Recipe, RecipeError
 from snugfit.fields import field_infos, from_text
+from snugfit.workload import Workload
 
 OTHER_VALUES = {
     "precision": "bf16-true",
@@ -65,6 +66,13 @@ def test_that_of_a_plan_is_read_from_what_it_printed(tmp_path):
     path = tmp_path / "plan.json"
     path.write_text('{"recipe": {"checkpoint": "all", "precision": "bf16-mixed"}, "budget_bytes": 1, "reasons": {}}')
     assert Recipe.from_yaml(path, precision="fp32") == Recipe(checkpoint="all")
+
+
+def test_names_that_are_no_field_are_told_as_all_mistakes():
+    with pytest.raises(RecipeError, match=r"2 problems\n  - 'checkpoints' is no field; did you mean 'checkpoint'"):
+        Recipe(checkpoints="all", precision="bf17")
+    with pytest.raises(RecipeError, match="'learning_rate' is no field; did you mean 'lr'"):
+        Workload.from_mapping({"learning_rate": 0.1})
 
 
 @pytest.mark.parametrize("name", OTHER_VALUES)

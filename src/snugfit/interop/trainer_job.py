@@ -141,7 +141,8 @@ def check_trainer(trainer: Any) -> None:
         hasattr(trainer, name) for name in ("args", "model", "train_dataset", "create_accelerator_and_postprocess")
     ):
         raise InputError(
-            f"trainer is a {type(trainer).__name__}; give a transformers.Trainer that is built (TRL's trainers are such)."
+            f"trainer is a {type(trainer).__name__}; give a transformers.Trainer that is built (TRL's trainers are such). "
+            "For other trainers and loops: snugfit estimate SCRIPT and snugfit plan SCRIPT."
         )
     if trainer.train_dataset is None:
         raise InputError("the Trainer has no train_dataset, so there is no batch to look at. Build it with one.")

@@ -220,7 +220,7 @@ class _Search:
         """The error where nothing fits, with the least that would at each level of fidelity."""
         uncut = why_uncut(self.trainer, self.levels)
         allowed = max(self.levels, key=LEVELS.index)
-        least = {}
+        least: dict[Level, int] = {}
         for level in LEVELS[LEVELS.index(allowed) :]:
             up_to = self.levels | set(LEVELS[: LEVELS.index(level) + 1])
             smallest = list(splits_of(self.trainer, up_to))[-1]

@@ -84,7 +84,8 @@ def place_of(device: torch.device | str | None, model: nn.Module, *, waits: bool
             torch.empty(0, device=place)
         except (RuntimeError, AssertionError, TypeError) as error:
             raise InputError(
-                f"device {str(device)!r} is not there. Give one that this machine and this torch have, such as cpu or cuda."
+                f"device {str(device)!r} is not there. Give one that this machine and this torch have, such as "
+                f"{'cpu or cuda' if is_there(CUDA) else CPU}."
             ) from error
     if place.type == "meta" or any(tensor.is_meta for tensor in tensors):
         raise InputError(
