@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-EVENLY = "each expert (of what topk or argmax chooses) was taken to get as many tokens as the others"
+EVENLY = "what topk or argmax chooses (an expert, a class, the next token) was taken to be each equally often"
 COUNTS = frozenset(
     {"bincount", "count_nonzero", "cumsum", "histc", "scatter_add", "scatter_add_", "sum", "_unique2", "unique_dim"}
 )
