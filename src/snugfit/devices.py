@@ -158,7 +158,9 @@ def device_named(text: str) -> Device:
         choices = " or ".join(device.name for device in found)
         raise InputError(f"device {text!r} means several cards: say {choices}.")
     if wanted == "cuda":
-        raise InputError(f"device {text!r} names no card: say local for the GPU of this machine, or one of snugfit devices.")
+        raise InputError(
+            f"device {text!r} names no card: say local for the GPU of this machine, or one of snugfit devices."
+        )
     raise InputError(f"device {text!r} is unknown; {did_you_mean(wanted, device_names())}")
 
 

@@ -23,7 +23,12 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 T = TypeVar("T")
-_ELSEWHERE = {"criterion": "loss", "gradient_clip_val": "clip_norm", "learning_rate": "lr", "max_grad_norm": "clip_norm"}
+_ELSEWHERE = {
+    "criterion": "loss",
+    "gradient_clip_val": "clip_norm",
+    "learning_rate": "lr",
+    "max_grad_norm": "clip_norm",
+}
 """Names that the field's trainers have -> ours."""
 
 

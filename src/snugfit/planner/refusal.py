@@ -20,6 +20,7 @@ from snugfit.planner.probe import Place, Probe
 from snugfit.planner.smallest import Smallest
 from snugfit.planner.space import Space
 from snugfit.recipe import Recipe
+from snugfit.report.estimate_card import where_in_words
 from snugfit.report.words import recipe_in_words
 from snugfit.simulator.prediction import Estimate
 from snugfit.techniques import TECHNIQUES
@@ -203,8 +204,11 @@ def _advice(space: Space, leanest: Probe | None, place: Place, estimate: Callabl
     lines = "" if space.calls_blocks else f"\nAs for checkpointing blocks, {UNCALLED}."
     if leanest is None:
         return lines
-    samples = at_once(leanest.recipe, leanest.recorded.workload)
-    ways = ways_elsewhere(estimate(leanest), samples=samples, fits=False)
+    samples, least = at_once(leanest.recipe, leanest.recorded.workload), estimate(leanest)
+    behind = least.steps is not None and least.peak_step >= least.steps
+    by_hand = " What a script computes there without gradients, the script alone can make smaller." if behind else ""
+    lines = f"\nWith the first of them the peak is in {where_in_words(least)}.{by_hand}{lines}"
+    ways = ways_elsewhere(least, samples=samples, fits=False)
     lines += "".join(f"\nOn several GPUs: {way}" for way in ways)
     may_share = space.workload.ranks == 1 and may_be_shared(space.constraints)
     return lines + other_cards(leanest.need_bytes, place, may_share=may_share)

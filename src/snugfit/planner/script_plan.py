@@ -113,6 +113,8 @@ def _at(planner: Planner, budget_bytes: int, style: str) -> Plan:
         more = ["A smaller batch in the script takes less, and was not tried; gradients can be added up over several."]
         if style == "torch":
             more.insert(0, "With --as torch few techniques can be said; without it more can be tried.")
+        if (all_blocks := planner.simulations.refusals.get(Recipe(checkpoint="all"))) is not None:
+            more.insert(0, f"checkpoint=all could not be tried: {all_blocks.reason}")
         error.args = ("\n".join([str(error), *more]),)
         raise
 

@@ -170,11 +170,18 @@ def test_where_no_place_is_found_the_lines_stand_alone(folder, capsys):
 
 def test_a_budget_for_nothing_says_the_least(folder, capsys):
     code, _, err = planned(capsys, "--device", "rtx-4090", "--budget", "510MiB", "train.py")
-    assert code == 3 and "checkpoint=" in err
+    assert code == 3 and "checkpoint=" in err and "With the first of them the peak is in backward of" in err
     sizes = re.findall(r"^  (\d+) MiB", err.partition("The smallest budgets that work:")[2], re.MULTILINE)
     assert sizes and sizes == sorted(
         set(sizes), key=int, reverse=True
     )  # a wider fidelity that gains nothing is not said
+
+
+def test_a_line_without_room_is_named_where_nothing_fits(folder, capsys):
+    text = (folder / "train.py").read_text()
+    (folder / "train.py").write_text(text.replace("optimizer = model", "rate = 1e-3; optimizer = model"))
+    code, _, err = planned(capsys, "--device", "rtx-4090", "--budget", "510MiB", "--as", "torch", "train.py")
+    assert code == 3 and "checkpoint=all could not be tried: " in err and "has no room for a statement before it" in err
 
 
 AUTOCAST = "    with torch.autocast(device, torch.bfloat16):\n        logits = model(x)\n"
