@@ -5,6 +5,7 @@ GiB, MiB and KiB are powers of 1024; GB, MB and KB are powers of 1000. The two a
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 
@@ -45,8 +46,11 @@ def parse_bytes(text: str | int, *, what: str = "size") -> int:
     return size
 
 
-def format_bytes(size_bytes: int) -> str:
-    """Returns bytes as people read them, in powers of 1024 with three significant digits, such as `1.25 MiB`."""
+def format_bytes(size_bytes: int, *, up: bool = False) -> str:
+    """Returns bytes as people read them, in powers of 1024 with three significant digits, such as `1.25 MiB`.
+
+    `up`: never fewer than there are, as of a budget that is to be enough.
+    """
     size = float(abs(size_bytes))
     sign = "-" if size_bytes < 0 else ""
     if size < KIB:
@@ -56,6 +60,8 @@ def format_bytes(size_bytes: int) -> str:
         if size < 999.5 or unit == "TiB":
             break
     digits = 2 if size < 9.995 else 1 if size < 99.95 else 0
+    if up:
+        size = math.ceil(size * 10**digits) / 10**digits
     return f"{sign}{size:.{digits}f} {unit}"
 
 

@@ -49,6 +49,11 @@ def test_format_bytes(size, text):
     assert format_bytes(size) == text
 
 
+def test_a_budget_that_is_to_be_enough_is_rounded_up():
+    assert format_bytes(1231 * 2**20, up=True) == "1.21 GiB" and format_bytes(1231 * 2**20) == "1.20 GiB"
+    assert format_bytes(3 * 2**30, up=True) == "3.00 GiB"
+
+
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [

@@ -227,16 +227,15 @@ def neighbours(budgets: Budgets, best: Probe, budget_of: Callable[[int], int]) -
     ]
     if faster:
         more = min(faster, key=lambda point: (point.need_bytes, point.step_seconds))
-        lines.append(f"from {format_bytes(budget_of(more.need_bytes))} on a step takes {_step_of(more, best)}")
+        lines.append(f"from {format_bytes(budget_of(more.need_bytes), up=True)} on a step takes {_step_of(more, best)}")
     else:
         lines.append("more budget makes no step faster that was simulated or composed")
-    lines.append(f"this recipe would still fit {format_bytes(budget_of(best.need_bytes))}")
+    lines.append(f"this recipe would still fit {format_bytes(budget_of(best.need_bytes), up=True)}")
     less = [point for point in known if point.need_bytes < 0.995 * best.need_bytes]
     if less:
         next_one = min(less, key=lambda point: (point.step_seconds, point.need_bytes))
-        lines.append(
-            f"below that a step takes {_step_of(next_one, best)} down to {format_bytes(budget_of(next_one.need_bytes))}"
-        )
+        least = format_bytes(budget_of(next_one.need_bytes), up=True)
+        lines.append(f"below that a step takes {_step_of(next_one, best)} down to {least}")
     return tuple(lines)
 
 
