@@ -125,12 +125,11 @@ def _why_off(search: Search, best: Probe, name: str, capacity_bytes: int) -> str
         other = min(beside, key=lambda probe: (probe.seconds, probe.need_bytes))
         seen = Changed(other.recipe, other.need_bytes, other.seconds, simulated=True)
         return f"{_with_it(best, seen, name, capacity_bytes)}{_instead(best, name)}."
-    choices = _choices(space, best, name)
-    for change in choices:
-        refusal = _refusal(space, best, name, change)
-        if refusal is not None:
-            return refusal
-    for change in choices:
+    choices = [(change, _refusal(space, best, name, change)) for change in _choices(space, best, name)]
+    refusals = [refusal for _, refusal in choices if refusal is not None]
+    if refusals and len(refusals) == len(choices):
+        return refusals[0]
+    for change in (change for change, refusal in choices if refusal is None):
         for made in space.allowed(best.recipe.to_mapping(), change):
             composed = changed(search, best, made) if differing(made, best.recipe) == [name] else None
             if composed is not None:

@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from snugfit.errors import InputError
+from snugfit.errors import InputError, about
 from snugfit.recipe import Recipe
 from snugfit.simulator.script_seen import ScriptSeen, SeenModel, SeenOptimizer
 from snugfit.simulator.script_text import ScriptText
@@ -80,7 +80,8 @@ class Lines:
         if recipe.precision == "tf32":
             del fields["precision"]
         if recipe.precision == "16-mixed":
-            raise InputError("precision='16-mixed' needs a GradScaler around the script's backward().")
+            with about("precision"):
+                raise InputError("precision='16-mixed' needs a GradScaler around the script's backward().")
         chosen, alone = recipe.checkpoint, len(self.seen.models) == 1
         if chosen != "none" and not model.blocks and any(other.blocks for other in self.seen.models):
             fields.pop("checkpoint")
@@ -104,14 +105,13 @@ class Lines:
         place = optimizer.place
         if recipe.optimizer is not None:
             name = _LOW_BIT.get(recipe.optimizer)
-            if name is None:
-                raise InputError(
-                    f"optimizer={recipe.optimizer!r} needs other settings than the script's optimizer has."
-                )
-            if optimizer.algorithm != "adamw" or place is None or "amsgrad" in optimizer.settings:
-                raise InputError(
-                    f"optimizer={recipe.optimizer!r} takes the place of torch's AdamW, made by the script."
-                )
+            replaceable = optimizer.algorithm == "adamw" and "amsgrad" not in optimizer.settings
+            if name is None or place is None or not replaceable:
+                with about("optimizer"):
+                    raise InputError(
+                        f"of a script's optimizers, only torch's AdamW that it makes itself can be replaced, by "
+                        f"{' or '.join(_LOW_BIT)}; others need other settings."
+                    )
             files[place.file].in_call(place, optimizer.kind, renamed=f"bitsandbytes.optim.{name}", without=_NOT_TAKEN)
             files[place.file].imports("bitsandbytes")
         elif self.fused and _may_fuse(optimizer):
@@ -134,7 +134,8 @@ def _of_snugfit(model: SeenModel, fields: Mapping[str, Any]) -> tuple[list[str],
 def _of_torch(model: SeenModel, fields: Mapping[str, Any]) -> tuple[list[str], list[str]]:
     other = next((name for name in fields if name != "checkpoint"), None)
     if other is not None:
-        raise InputError(f"{other}={fields[other]!r} is more than a line of plain torch. Take --as snugfit for it.")
+        with about(other):
+            raise InputError(f"{other}={fields[other]!r} is more than a line of plain torch. Take --as snugfit for it.")
     chosen = fields.get("checkpoint", "none")
     if chosen == "none":
         return [], []

@@ -90,7 +90,7 @@ def test_models_have_their_own_blocks():
         ({"loss_impl": "chunked"}, {}, "torch", "loss_impl='chunked' is more than a line"),
         ({"checkpoint": "all"}, {"blocks": {}}, "torch", "no repeated blocks in model"),
         ({"precision": "16-mixed"}, {}, "snugfit", "GradScaler"),
-        ({"optimizer": "sgd"}, {}, "snugfit", "needs other settings"),
+        ({"optimizer": "sgd"}, {}, "snugfit", "only torch.s AdamW that it makes itself"),
     ],
 )
 def test_what_no_line_says_is_refused(recipe, model, style, said):
