@@ -194,7 +194,8 @@ def _maker(
         hint = "a notebook is estimated and planned as a script (snugfit estimate NOTEBOOK); it is no model. "
     elif not colon and Path(spec).exists():
         hint = "it is a file, and no model. "
-    raise InputError(f"model {spec!r} is not understood; {hint}{'Write' if hint else 'write'} {FORMS}.")
+    scripts = " Estimates, plans and profiles take a training script as well: path/train.py."
+    raise InputError(f"model {spec!r} is not understood; {hint}{'Write' if hint else 'write'} {FORMS}.{scripts}")
 
 
 def _torchvision_maker(name: str, wanted: dict[str, Any], weights: str | None) -> Callable[[], torch.nn.Module]:
