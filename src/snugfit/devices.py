@@ -157,11 +157,8 @@ def device_named(text: str) -> Device:
     if found:
         choices = " or ".join(device.name for device in found)
         raise InputError(f"device {text!r} means several cards: say {choices}.")
-    if wanted == "cuda":
-        raise InputError(
-            f"device {text!r} names no card: say local for the GPU of this machine, or one of snugfit devices."
-        )
-    raise InputError(f"device {text!r} is unknown; {did_you_mean(wanted, device_names())}")
+    own = "local is the GPU of this machine; " if wanted in ("cuda", "gpu") else ""
+    raise InputError(f"device {text!r} is unknown; {own}{did_you_mean(wanted, device_names())}")
 
 
 _FILES = (".yaml", ".yml")
