@@ -12,12 +12,14 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 
 from snugfit.attributes import attributes_set
 from snugfit.private_torch.func_wrappers import parts_inside
 from snugfit.recording.trace_builder import TraceBuilder
+from snugfit.techniques.batches import tensors_of
 
 _NOT_FORWARD = ("build", "load", "optimizer")
 
@@ -133,6 +135,13 @@ class StorageLedger:
                     self._set(ref, category)
                     if module:
                         self.builder.set_module(ref.index, module)
+
+    def claim_inputs(self, given: Any) -> None:
+        """Says that what a model is given are inputs, but for what modules have made."""
+        for part in (part for tensor in tensors_of(given) for part in parts_inside(tensor)):
+            ref = self._alive.get(part.untyped_storage()._cdata)
+            if ref is not None and not ref.claimed and not self.builder.module(ref.index):
+                self._set(ref, "inputs")
 
     def category(self, tensor: torch.Tensor) -> str | None:
         """Returns what a tensor was claimed to be; None where it was not or is not known."""

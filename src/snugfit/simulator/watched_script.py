@@ -208,14 +208,15 @@ class WatchedScript:
             self._takes(module, inputs)
 
     def _takes(self, module: torch.nn.Module, inputs: Any) -> None:
-        """Takes down the shape of the largest batch that the first model is trained on."""
+        """Takes down what a model is given to train on, and the shape of the largest batch of the first."""
         from snugfit.simulator.batches import shape_in_words
         from snugfit.training.fallbacks import elements
 
-        if self._first is None:
-            self._first = weakref.ref(module)
-            if self.recorder is not None and not self.steps:
+        if self.recorder is not None:
+            self.recorder.ledger.claim_inputs(inputs)
+            if self._first is None and not self.steps:
                 self._begins_step()
+        self._first = self._first or weakref.ref(module)
         if self._first() is module and (size := elements(inputs)) > self._largest:
             self._largest, self.batch_shape = size, shape_in_words([inputs])
 

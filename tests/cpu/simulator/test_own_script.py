@@ -20,6 +20,12 @@ def test_a_script_on_cpu_takes_what_is_predicted(tmp_path, capsys, monkeypatch):
     assert estimate["parameters"] == 32 * 4096 + 4096 + 4096 * 4 + 4
 
 
+def test_the_batch_is_an_input(tmp_path, capsys):
+    for device in ("cpu", "rtx-4090"):
+        _, found, _ = estimated(capsys, written(tmp_path, TRAINS + LOOP), device=device)
+        assert 64 * 32 * 4 <= found["anatomy_bytes"]["inputs"] <= 64 * 33 * 4
+
+
 def test_gradients_by_transforms_are_predicted(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     loop = LOOP.replace(
