@@ -93,7 +93,7 @@ def _libraries_told(recorder: Recorder, kind: str) -> Iterator[None]:
             *(fused_flex_attention(recorder.answered.add) if kind != "cpu" else ()),
             *triton_launches(kind, recorder.answered.add),
             *stated_counts(recorder.answered.add),
-            *library_answers(recorder.values, recorder.answered.add),
+            *library_answers(recorder.values, recorder.answered.add, recorder.ledger.category),
             *arrays_given(recorder.values),
         ]
         new = [(owner, name, value) for owner, name, value in changes if (id(owner), name) not in told_of]

@@ -1,9 +1,10 @@
 """What libraries find out by looking at values, and are told in a simulation, whose tensors have none.
 
-- *Packed sequences.* Decoders of transformers look in every forward pass whether positions start again within a row. For
-  ordinary batches they do not, and no mask is made: attention takes its causal kernels. Under fake tensors transformers
-  takes the other way on purpose, and a simulation of it would show masks, copies of keys and values, and other attention
-  kernels than the run has. So it is told that no row is packed.
+- *Packed sequences.* Decoders of transformers look in every forward pass whether positions start again within a row. Where
+  the model counts them itself they do not, and no mask is made: attention takes its causal kernels. Under fake tensors
+  transformers takes the other way on purpose, and a simulation of it would show masks, copies of keys and values, and other
+  attention kernels than the run has. So it is told that no row is packed; but for positions that the batch brings, as
+  batches of packed samples do.
   Source: `transformers/masking_utils.py`, find_packed_sequence_indices (the check is skipped under fake tensors).
 - *Padding masks.* A mask whose values are all 1 is left out, and attention takes kernels without one. It is looked at in
   every forward pass, so in a batch of which one sample is padded, the microbatches of the others run without a mask and take
@@ -51,6 +52,7 @@ from snugfit.values.packed_sequences import packed_sequences
 from snugfit.values.read_values import ReadValues
 
 UNPACKED = "transformers was told that no row of a batch packs several sequences"
+PACKED_ROWS = "rows with positions of their own were taken to pack several sequences: attention has a mask"
 PADDED = "transformers was told that every microbatch has padding; those without take less memory, as they need no mask"
 PADDED_ANYWHERE = "evaluation is counted with padded batches, where torch would leave the padding out (nested tensors)"
 VALID = "arguments and samples of torch.distributions were taken to be valid"
@@ -63,12 +65,17 @@ Answered = Callable[[str], None]
 """Gets the answer in words when it is given."""
 
 
-def library_answers(values: ReadValues, answered: Answered) -> list[Change]:
-    """Returns the replacements for what loaded libraries would find out by looking at values."""
+def library_answers(
+    values: ReadValues, answered: Answered, category: Callable[[torch.Tensor], str | None]
+) -> list[Change]:
+    """Returns the replacements for what loaded libraries would find out by looking at values.
+
+    `category`: what a tensor is known to be, such as `inputs`.
+    """
     masks = "transformers.masking_utils"
     losses = [name for name in sys.modules if name.startswith("transformers.loss.")]
     return [
-        *_wrapped(masks, "find_packed_sequence_indices", _unpacked, answered),
+        *_wrapped(masks, "find_packed_sequence_indices", _packed, (answered, category)),
         *_wrapped(masks, "_ignore_causal_mask_sdpa", _padded, answered),
         *_wrapped(masks, "_ignore_bidirectional_mask_sdpa", _padded, answered),
         *_wrapped("torch", "_nested_tensor_from_mask_left_aligned", _padded_anywhere, answered),
@@ -91,13 +98,16 @@ def _wrapped(module: str, name: str, wrap: Callable[[Any, Any], Any], told: Any)
     return [(owner, name, wrap(getattr(owner, name), told))] if hasattr(owner, name) else []
 
 
-def _unpacked(original: Any, answered: Answered) -> Any:
+def _packed(original: Any, told: tuple[Answered, Callable[[torch.Tensor], str | None]]) -> Any:
+    answered, category = told
+
     def find_packed_sequence_indices(position_ids: Any) -> Any:
         packed = original(position_ids)  # what it computes on the way belongs to the run
         if torch.compiler.is_compiling():  # compiled code reads no values, and keeps the mask
             return packed
-        answered(UNPACKED)
-        return None
+        given = category(position_ids) == "inputs"
+        answered(PACKED_ROWS if given else UNPACKED)
+        return packed if given else None
 
     return find_packed_sequence_indices
 

@@ -15,7 +15,7 @@ from snugfit import Recipe
 from snugfit.attributes import replaced
 from snugfit.fake_device.personality import Personality
 from snugfit.simulator.given_training import simulate_training
-from snugfit.values.library_answers import MATCHED, PADDED, UNPACKED, VALID, library_answers
+from snugfit.values.library_answers import MATCHED, PACKED_ROWS, PADDED, UNPACKED, VALID, library_answers
 from snugfit.workers.pool import shared_pool
 
 transformers = pytest.importorskip("transformers")
@@ -30,13 +30,13 @@ def build(layers=3):
 
 
 def answers(answered):
-    return replaced(library_answers(None, answered))
+    return replaced(library_answers(None, answered, lambda _: None))
 
 
 def test_nothing_happens_without_the_library(monkeypatch):
     for name in [name for name in sys.modules if name.partition(".")[0] in ("transformers", "torchmetrics")]:
         monkeypatch.delitem(sys.modules, name)
-    changed = [owner for owner, _, _ in library_answers(None, pytest.fail)]
+    changed = [owner for owner, _, _ in library_answers(None, pytest.fail, lambda _: None)]
     known = [
         torch,
         *(torch.nested,) * 3,
@@ -77,6 +77,14 @@ def test_the_library_is_left_as_it_was():
         assert masking_utils._ignore_causal_mask_sdpa is not padding
     assert masking_utils.find_packed_sequence_indices is original and said == [UNPACKED]
     assert masking_utils._ignore_causal_mask_sdpa is padding
+
+
+def test_positions_that_a_batch_brings_are_those_of_packed_samples():
+    ids = torch.arange(2 * 256).view(2, 256) % 300
+    packed = {"input_ids": ids, "position_ids": torch.arange(256).expand(2, 256) % 64, "labels": ids}
+    case, recipe = Case(build, lambda: packed, None, True), Recipe(checkpoint="all")
+    assert predicted(case, recipe, shared_pool())[0] == pytest.approx(measured(case, recipe)[0], rel=0.005)
+    assert PACKED_ROWS in snugfit.estimate(build(), packed, device="rtx-4090").answered
 
 
 # -- a padding mask has no values in a simulation: it is kept, which is right where every microbatch has padding
