@@ -13,6 +13,7 @@ Not asked, and counted as taking nothing inside: operators that talk to other pr
 from __future__ import annotations
 
 import functools
+import time
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,12 +28,15 @@ from snugfit.operators.kernels import AFTER_ALL, InnerBytes
 from snugfit.operators.operator_cache import OperatorCache
 from snugfit.operators.operator_call import BY_GRADIENT, describe
 from snugfit.operators.operator_costs import OperatorCost
+from snugfit.operators.operator_seconds import processors_are_short
 from snugfit.operators.operator_shrink import Size
 from snugfit.operators.operator_truth import CannotRun, Result, Truth, results_of
 from snugfit.processor import Processor, this_processor
 from snugfit.recording.operator_run import SPARSE_PRODUCT
 from snugfit.techniques.batches import tensors_in
 
+_AGAIN_SECONDS = 0.5
+"""How long a process times again, once the machine is quiet, what was timed while it was busy."""
 _ELSEWHERE = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "symm_mem", "_dtensor", "rpc", "profiler")
 """Libraries of operators that reach beyond this process."""
 _NOT_RUN = (
@@ -69,6 +73,7 @@ class CpuOperators:
         )
         self.asked = 0
         """Calls that were not known."""
+        self._again_seconds, self._looked_at = _AGAIN_SECONDS, set[str]()
 
     def ask(
         self,
@@ -87,8 +92,10 @@ class CpuOperators:
             return NOTHING
         digest = call.digest() + _version(operator.namespace)
         answer = self._cache.get(digest)
-        if answer is None:
-            self.asked += 1
+        again = answer is not None and self._is_timed_again(digest, busy=answer["busy"])
+        if answer is None or again:
+            self.asked += not again
+            busy, begin = processors_are_short(), time.perf_counter()
             size = Size(max(cost.flops, _work(operator, args)), cost.read_bytes + cost.written_bytes)
             try:
                 truth, proved = operator_shrink.find(call, size)
@@ -100,8 +107,11 @@ class CpuOperators:
                     stacklevel=2,
                 )
                 return NOTHING
-            answer = _to_plain(truth, results_of(fakes), proved)
+            busy = busy or processors_are_short()
+            answer = {**_to_plain(truth, results_of(fakes), proved), "busy": busy}
             self._cache.put(digest, answer)
+            self._looked_at.add(digest)
+            self._again_seconds -= again * (time.perf_counter() - begin)
         if not answer["proved"]:
             shapes = ", ".join("x".join(map(str, layout.shape)) for layout in call.layouts()[:3])
             warnings.warn(
@@ -111,6 +121,13 @@ class CpuOperators:
                 stacklevel=2,
             )
         return _from_plain(answer, [result.nbytes for result in results_of(fakes)])
+
+    def _is_timed_again(self, digest: str, *, busy: bool) -> bool:
+        """Whether what was timed on a busy machine is timed again: it is quiet when this process first asks for it."""
+        if not busy or digest in self._looked_at or self._again_seconds <= 0:
+            return False
+        self._looked_at.add(digest)
+        return not processors_are_short()
 
     def forget(self) -> None:
         """Drops all answers, so that they are asked again."""

@@ -15,7 +15,7 @@ from typing import Any
 
 from snugfit.calibrations import cache_folder
 
-FORMAT = 7
+FORMAT = 8
 """Changes when what is asked, or how, changes: older answers are then asked anew."""
 MOST_ANSWERS = 50_000
 """Answers kept in a file; the oldest go."""

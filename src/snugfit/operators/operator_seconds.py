@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 
@@ -12,6 +14,16 @@ _REPEATS = 3
 _LOOP_SECONDS, _MOST_LOOPS = 0.001, 200
 _LONG_SECONDS = 0.05
 """A call that takes longer is run no more: every new operator of an estimate for `cpu` waits for this."""
+_LOADS = Path("/proc/loadavg")
+
+
+def processors_are_short() -> bool:
+    """Returns whether more threads want a processor now than there are; False where the system does not say."""
+    try:
+        running = int(_LOADS.read_text().split()[3].partition("/")[0])
+    except (OSError, ValueError, IndexError):
+        return False
+    return running > (os.cpu_count() or running)
 
 
 def best_seconds(run: Callable[[], object]) -> float:

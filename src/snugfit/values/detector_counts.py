@@ -24,8 +24,8 @@ from torch import Tensor
 from snugfit.attributes import Change
 
 ANSWER = (
-    "detector: each image has {count} sampled proposals, {positive} of them on objects, read from the finest level (the most "
-    "that a step takes; one with few objects takes less); no proposal is dropped as small or overlapping"
+    "detector: each image has {count} sampled proposals, {positive} of them on objects, read from the finest level (the "
+    "most that a step takes; one with few objects takes less); no proposal is dropped as small or overlapping"
 )
 _HEADS, _UTILITIES = "torchvision.models.detection.roi_heads", "torchvision.models.detection._utils"
 _RESIZING = "torchvision.models.detection.transform"

@@ -15,7 +15,7 @@ from torch._subclasses import FakeTensorMode
 from snugfit import SnugfitWarning
 from snugfit.measure.allocator_events import AllocatorEvents
 from snugfit.measure.fresh import TUNED_ENVIRONMENT
-from snugfit.operators import operator_shrink, operator_truth
+from snugfit.operators import cpu_operators, operator_shrink, operator_truth
 from snugfit.operators.cpu_operators import CpuOperators
 from snugfit.operators.operator_costs import cost_of
 from snugfit.operators.operator_truth import results_of
@@ -262,7 +262,8 @@ def test_the_quantiser(machine):
     assert ask(machine, operator, args, {})[1] == measured(lambda: operator(*args))
 
 
-def test_an_answer_is_asked_for_once_and_the_same_anywhere(tmp_path):
+def test_an_answer_is_asked_for_once_and_the_same_anywhere(tmp_path, monkeypatch):
+    monkeypatch.setattr(cpu_operators, "processors_are_short", lambda: False)
     operator, args = OPERATORS["bf16, backward"]()
     first = CpuOperators(tmp_path)
     answers = [ask(first, operator, args, {}) for _ in range(2)]
@@ -274,6 +275,17 @@ def test_an_answer_is_asked_for_once_and_the_same_anywhere(tmp_path):
     assert all(0 < answer[0].seconds < 10 for answer in answers)
     bytes_alone = [(answer[0]._replace(seconds=None), *answer[1:]) for answer in answers]
     assert all(answer == bytes_alone[0] for answer in bytes_alone)
+
+
+def test_what_was_timed_on_a_busy_machine_is_timed_again_on_a_quiet_one(tmp_path, monkeypatch):
+    operator, args = OPERATORS["attention"]()
+    seconds = []
+    for busy, takes in ((True, 9.0), (True, 8.0), (False, 0.001), (False, 7.0)):
+        monkeypatch.setattr(cpu_operators, "processors_are_short", lambda busy=busy: busy)
+        monkeypatch.setattr(operator_truth, "best_seconds", lambda _, takes=takes: takes)
+        machine = CpuOperators(tmp_path)
+        seconds += [ask(machine, operator, args, {})[0].seconds for _ in range(2)]
+    assert seconds == [9.0] * 4 + [0.001] * 4
 
 
 def test_threads_have_answers_of_their_own(tmp_path):
