@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import importlib
 import logging
 import os
@@ -89,6 +90,12 @@ def _main(argv: Sequence[str] | None) -> int:
             # Python flushes stdout once more when it exits; there is nobody left to read it.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return _SIGPIPE_EXIT
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            print(f"snugfit: {error.strerror}: what was to be written is not all there. Make room.", file=sys.stderr)
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return InputError.exit_code
     return code
 
 

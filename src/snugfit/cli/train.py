@@ -27,8 +27,8 @@ class RunOptions:
     run_dir: groups.Folder
     """where results go. Default: runs/MODEL-DATA, numbered."""
     resume: bool = False
-    """go on with the run in --run-dir, exactly where it stopped; not with data or a model that has changed
-    since"""
+    """go on with the run in --run-dir, exactly where it stopped; data with other samples or classes is refused, and
+    a model's file that has changed is warned of"""
     overwrite: bool = False
     """replace the run in --run-dir"""
     keep_checkpoints: groups.Count = 2

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from snugfit.atomic_file import remove
-from snugfit.errors import InputError, did_you_mean, option
+from snugfit.errors import InputError, did_you_mean, option, warn
 from snugfit.training.run_results import BEST, BEST_WEIGHTS
 from snugfit.training.whole_weights import load_state, save_state
 from snugfit.workload import Workload
@@ -103,15 +103,16 @@ class Best:
                     remove(path)
 
     def resume(self, kept: Mapping[str, Any]) -> None:
-        """Goes on from a checkpoint's `BestSoFar`; `InputError` where the file of the best step is gone."""
+        """Goes on from a checkpoint's `BestSoFar`; where the file of the best step is gone, from none, with a warning."""
         self.so_far = BestSoFar(**kept)
         self._saved_step = self.so_far.step
         file = self._file(self.so_far.step)
         if self._kept and self.so_far.step and not file.is_file():
-            raise InputError(
-                f"{str(file)!r} is gone, what the model held at its best evaluation. Put it back, or start the run again "
-                f"with {option('overwrite')} in place of {option('resume')}."
+            warn(
+                f"{str(file)!r} is gone, what the model held at its best evaluation. The best of those to come is kept; to "
+                "have that one count, stop, put the file back and resume again."
             )
+            self.so_far = BestSoFar(since=self.so_far.since)
 
     def restore(self) -> bool:
         """Loads the model of the best evaluation where settings want it; returns whether the model is that one now."""

@@ -119,6 +119,15 @@ def test_our_warnings_are_one_clean_line(monkeypatch, capsys):
     assert warnings.showwarning is before
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no device that is always full")
+def test_a_full_disk_is_no_traceback(tmp_path):
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run(
+            command("devices"), cwd=tmp_path, env=environment(), stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert ended.returncode == 2 and "Make room" in ended.stderr and "Traceback" not in ended.stderr
+
+
 def test_closed_pipe_is_no_traceback(tmp_path):
     writer = (
         "import sys\nimport snugfit.cli as cli\n"
