@@ -118,6 +118,8 @@ def profile_script(
     with recorder, replaced([*uncompiled(lambda: eager.add(_EAGER)), *not_traced()]):
         code = run_script(program, arguments, before_exit=ended)
     trace = recorder.build()
+    if not code and not trace.storages:
+        raise InputError(f"{program.path} ran to its end and made no tensor. Give the script that trains.")
     on_cuda = recorder.device_index is not None
     config = AllocatorConfig() if on_cuda else TensorBytes()
     played = replay(trace, config)

@@ -327,6 +327,11 @@ def test_a_dropped_model_is_not_held(profiled):
     assert isinstance(kept[0], weakref.ref) and kept[0]() is None
 
 
+def test_a_script_that_makes_no_tensor_is_refused(profiled):
+    with pytest.raises(InputError, match="made no tensor. Give the script that trains"):
+        profiled("import torch\n\ndef build():\n    return torch.nn.Linear(2, 2)\n")
+
+
 def test_too_few_steps_are_refused(profiled):
     with pytest.raises(InputError, match="at least 1"):
         profiled(PLAIN, steps=0)
