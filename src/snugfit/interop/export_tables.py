@@ -94,11 +94,11 @@ def _fields(run: Run, words: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]
     """Name, kind and value of each field; the kind is what tables know: `every` of `every:2`, `names` of modules' names."""
     for name in field_infos(Recipe):
         value = kind = words["optimizer"] if name == "optimizer" else getattr(run.recipe, name)
-        if name == "precision" and run.recipe.shard != "none":
-            kind = f"{value}, shared out"
         if name in ("shard", "checkpoint", "shard_unit", "offload_activations"):
             plain = as_typed(value)
             kind = plain if plain in _KINDS else plain.partition(":")[0] if ":" in plain else "names"
+        if name in ("precision", "checkpoint") and run.recipe.shard != "none":
+            kind = f"{kind}, shared out"
         yield name, kind, value
     for name in field_infos(Workload):
         # Without decay nobody need be left out of it.
