@@ -121,9 +121,15 @@ def test_our_warnings_are_one_clean_line(monkeypatch, capsys):
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no device that is always full")
 def test_a_full_disk_is_no_traceback(tmp_path):
-    with open("/dev/full", "w") as full:
+    with Path("/dev/full").open("w") as full:
         ended = subprocess.run(
-            command("devices"), cwd=tmp_path, env=environment(), stdout=full, stderr=subprocess.PIPE, text=True, check=False
+            command("devices"),
+            cwd=tmp_path,
+            env=environment(),
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
         )
     assert ended.returncode == 2 and "Make room" in ended.stderr and "Traceback" not in ended.stderr
 
