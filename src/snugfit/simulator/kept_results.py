@@ -46,12 +46,10 @@ class LoaderPass:
         self.later_bytes = 0
         """What the batches that are left out keep beside what is counted, once `end` has found it."""
 
-    def processed(self, batch: Any, step: int) -> None:
-        """Takes down that a batch was gone through; `step`: steps of the optimizer so far."""
-        from snugfit.training.fallbacks import elements
-
+    def processed(self, elements: int, step: int) -> None:
+        """Takes down that a batch was gone through, of so many numbers; `step`: steps of the optimizer so far."""
         ledger = self._recorder.ledger
-        self._rows.append(_Processed(len(self._rows), step, elements(batch), ledger.allocated_bytes, ledger.made))
+        self._rows.append(_Processed(len(self._rows), step, elements, ledger.allocated_bytes, ledger.made))
 
     @property
     def _after_steps(self) -> list[_Processed]:

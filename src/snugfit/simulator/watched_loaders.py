@@ -127,9 +127,11 @@ class WatchedLoaders:
         watched = self._watched
         begun, goes_on = watched.enough, False
         seen = None if watched.recorder is None else LoaderPass(loader, watched.recorder)
-        for number, batch in enumerate(batches):
+        number = -1
+        for batch in batches:  # `enumerate` would hold it
+            number, size = number + 1, elements(batch)
             if not number and trains() and loader not in self._given:
-                self.trained, self._begun = True, (weakref.ref(loader), elements(batch))
+                self.trained, self._begun = True, (weakref.ref(loader), size)
             ends = may_end and number >= BATCHES and (begun or watched.enough or not trains())
             given = self._given.get(loader)
             if given is not None:  # what was begun in between is evaluated on
@@ -145,9 +147,11 @@ class WatchedLoaders:
                 goes_on = True  # the step of that batch is left out, as it is of one that was asked for ahead
             if given is not None:
                 given.number += 1
-            yield batch
+            out = [batch]
+            del batch  # only who asked for it holds it, as of torch's loaders
+            yield out.pop()
             if seen is not None:
-                seen.processed(batch, watched.steps)
+                seen.processed(size, watched.steps)
         if seen is not None and (said := seen.end()):
             watched.note(said)
             self.kept_later_bytes = max(self.kept_later_bytes, seen.later_bytes)
