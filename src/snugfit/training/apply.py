@@ -97,7 +97,7 @@ class Applied:
         for one in model_techniques():
             if one.stays and one.wanted(self.recipe):
                 value = getattr(self.recipe, one.field)
-                warn(f"{one.field}={value!r} was taken off the model; what stays: {one.stays}.")
+                warn(f"{one.field}={value!r}: what cannot be taken off stays on the model: {one.stays}.")
 
     def give_up_model(self) -> None:
         """Takes note that the techniques are off the model, or another's are on it."""

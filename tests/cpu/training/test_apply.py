@@ -296,7 +296,7 @@ def test_weights_in_16_bits_take_batches_in_32():
     model = MLP()
     applied = snugfit.apply(model, Recipe(precision="bf16-true"))
     assert model(torch.randn(2, 12)).dtype == torch.bfloat16
-    with pytest.warns(SnugfitWarning, match="what stays: weights in 16 bits"):
+    with pytest.warns(SnugfitWarning, match="stays on the model: weights in 16 bits"):
         applied.remove()
     assert model.stem.weight.dtype == torch.bfloat16
 

@@ -98,8 +98,8 @@ def output_head(model: nn.Module, impl: str) -> tuple[str, nn.Linear]:
     head = _head(model)
     if head is None:
         raise InputError(
-            f"loss_impl={impl!r} found no head over a vocabulary in {type(model).__name__}: get_output_embeddings returns "
-            "nothing, and not exactly one linear layer has as many outputs as the largest embedding has words. "
+            f"loss_impl={impl!r} found no head over a vocabulary in {type(model).__name__}: it names none by "
+            "get_output_embeddings(), and not exactly one linear layer has as many outputs as the largest embedding has words. "
             "Set loss_impl='full'."
         )
     name = names.get(head, type(head).__name__)
