@@ -99,7 +99,8 @@ def output_head(model: nn.Module, impl: str) -> tuple[str, nn.Linear]:
     if head is None:
         raise InputError(
             f"loss_impl={impl!r} found no head over a vocabulary in {type(model).__name__}: it names none by "
-            "get_output_embeddings(), and not exactly one linear layer has as many outputs as the largest embedding has words. "
+            "get_output_embeddings(), and not exactly one linear layer has as many outputs as the largest embedding has "
+            "words. "
             "Set loss_impl='full'."
         )
     name = names.get(head, type(head).__name__)
