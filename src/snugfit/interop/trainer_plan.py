@@ -120,9 +120,9 @@ class _Search:
         # A smaller microbatch takes as long at least, so what is slower with the whole batch needs no second look. The
         # clock of a processor knows no such rule, so there it gets one as the Trainer cuts it.
         for setting, (found, largest) in sorted(whole, key=lambda row: _seconds(row[1][1])):
-            others = splits[1:] if _seconds(largest) < _seconds(best) else [{}] if self.place.on_cpu else []
-            if found is None:
-                smaller, _ = self._fitting(setting, others, capacity)
+            faster = _seconds(largest) < _seconds(best)
+            if found is None and (faster or self.place.on_cpu):
+                smaller, _ = self._fitting(setting, splits[1:] if faster else [{}], capacity)
                 best = min(best, smaller, key=_seconds)
         return best
 

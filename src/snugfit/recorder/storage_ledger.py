@@ -10,7 +10,7 @@ of the rest, what a forward pass made and a backward pass saw is an activation, 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -128,19 +128,15 @@ class StorageLedger:
             category: One of `CATEGORIES`.
             module: Dotted path of the module they belong to; empty: the one in which they were made.
         """
-        for tensor in tensors:
-            for part in () if tensor is None else parts_inside(tensor):
-                ref = self._alive.get(part.untyped_storage()._cdata)
-                if ref is not None:
-                    self._set(ref, category)
-                    if module:
-                        self.builder.set_module(ref.index, module)
+        for ref in self._known(tensors):
+            self._set(ref, category)
+            if module:
+                self.builder.set_module(ref.index, module)
 
     def claim_inputs(self, given: Any) -> None:
         """Says that what a model is given are inputs, but for what modules have made."""
-        for part in (part for tensor in tensors_of(given) for part in parts_inside(tensor)):
-            ref = self._alive.get(part.untyped_storage()._cdata)
-            if ref is not None and not ref.claimed and not self.builder.module(ref.index):
+        for ref in self._known(tensors_of(given)):
+            if not ref.claimed and not self.builder.module(ref.index):
                 self._set(ref, "inputs")
 
     def category(self, tensor: torch.Tensor) -> str | None:
@@ -209,6 +205,13 @@ class StorageLedger:
     def as_host(self) -> AbstractContextManager[None]:
         """Returns a context that counts all that is made inside as host memory, also in a run on cpu."""
         return attributes_set([self], in_host_pool=True)
+
+    def _known(self, tensors: Iterable[torch.Tensor | None]) -> Iterator[_StorageRef]:
+        """The storages of tensors that are alive and known, those inside wrappers too."""
+        for part in (part for tensor in tensors if tensor is not None for part in parts_inside(tensor)):
+            ref = self._alive.get(part.untyped_storage()._cdata)
+            if ref is not None:
+                yield ref
 
     def _set(self, ref: _StorageRef, category: str) -> None:
         ref.claimed = True

@@ -100,8 +100,7 @@ def output_head(model: nn.Module, impl: str) -> tuple[str, nn.Linear]:
         raise InputError(
             f"loss_impl={impl!r} found no head over a vocabulary in {type(model).__name__}: it names none by "
             "get_output_embeddings(), and not exactly one linear layer has as many outputs as the largest embedding has "
-            "words. "
-            "Set loss_impl='full'."
+            "words. Set loss_impl='full'."
         )
     name = names.get(head, type(head).__name__)
     if not isinstance(head, nn.Linear) or type(head).forward is not nn.Linear.forward:
